@@ -1,0 +1,110 @@
+"""The model's operators between its linear layers: one function each, whichever kernel runs it.
+
+CPU tensors in fp32 go to the compiled kernels of `cpu.py`, everything else to the plain torch of `torch_ref.py`, which
+also says what each operator means. LEARNVLLM_CPU_KERNELS=torch turns the kernels off (upstream: vllm/_custom_ops.py).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from learnvllm.model_layers.ops import torch_ref
+
+__all__ = [
+    "fused_add_rms_norm",
+    "gelu_tanh_and_mul",
+    "paged_attention",
+    "reshape_and_cache",
+    "rms_norm",
+    "rope_and_cache",
+    "rotary_embedding",
+    "silu_and_mul",
+    "warm_up_kernels",
+]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension.
+
+    x: [T, H], or [T, heads, head_dim] for the norm of q and k; may be a view into a fused qkv tensor (the last dimension
+    contiguous). weight: [H]. Returns a new contiguous tensor of x's shape. For Gemma pass 1 + weight.
+    """
+    return torch_ref.rms_norm(x, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """residual += x in place; returns (rms_norm(residual), residual). x, residual: [T, H], weight: [H]."""
+    return torch_ref.fused_add_rms_norm(x, residual, weight, eps)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """silu(x[:, :I]) * x[:, I:]. x: [T, 2*I] -> [T, I]."""
+    return torch_ref.silu_and_mul(x)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """gelu(x[:, :I]) * x[:, I:], gelu in its tanh approximation (Gemma). x: [T, 2*I] -> [T, I]."""
+    return torch_ref.gelu_tanh_and_mul(x)
+
+
+def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
+    """Rotate q and k in place by their positions (neox style: element i pairs with i + rot_dim/2).
+
+    positions: [T] int64, each < max_pos (not checked here); q: [T, Hq, D], k: [T, Hk, D], views into a fused qkv tensor
+    are fine; cos_sin_cache: [max_pos, rot_dim] fp32, each row rot_dim/2 cosines then rot_dim/2 sines, rot_dim <= D.
+    """
+    torch_ref.rotary_embedding(positions, q, k, cos_sin_cache)
+
+
+def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write each token's k and v into the paged cache.
+
+    k, v: [T, Hk, D] (views are fine); k_cache, v_cache: [num_blocks, Hk, block_size, D]; slot_mapping: [T] int64,
+    slot = block * block_size + offset, -1 for a token that is not to be stored.
+    """
+    torch_ref.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
+
+
+def rope_and_cache(
+    positions: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin_cache: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """rotary_embedding and reshape_and_cache in one pass over the tokens (shapes as there). q and k are rotated in place."""
+    torch_ref.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of a mixed batch (decodes and prefill chunks) over the paged cache.
+
+    Request r owns the query rows query_start_loc[r] : query_start_loc[r+1], say n of them, which are the last n of its
+    seq_lens[r] tokens; all its keys and values are in the cache already. Query i sits at absolute position
+    p = seq_len - n + i and attends to [max(0, p - sliding_window + 1), p].
+
+    q: [T, Hq, D] (views are fine); k_cache, v_cache: [num_blocks, Hk, block_size, D], Hq a multiple of Hk;
+    block_table: [R, max_blocks] int32; seq_lens: [R] int32; query_start_loc: [R+1] int32, T = query_start_loc[R];
+    out: [T, Hq, D], made when not given. Blocks wholly before the window are never read. Returns out.
+    Upstream: vllm/v1/attention/backends/cpu_attn.py.
+    """
+    return torch_ref.paged_attention(
+        q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window, out
+    )
+
+
+def warm_up_kernels() -> None:
+    """Load (or, the very first time, compile) every CPU kernel, so that no request waits for it."""
