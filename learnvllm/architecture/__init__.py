@@ -1,0 +1,6 @@
+"""Day 1 · Architecture: the contracts that cross layers, and nothing that computes.
+
+Every other package imports from here and this one imports from none of them, so it stays free of torch
+and loads in milliseconds. Upstream namesakes: vllm/config/, vllm/v1/request.py, vllm/v1/outputs.py,
+vllm/v1/engine/__init__.py, vllm/v1/core/sched/output.py.
+"""

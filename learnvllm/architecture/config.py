@@ -1,0 +1,212 @@
+"""The configuration tree: one frozen object says everything about an engine, cross-checked when built.
+
+Each part is a pydantic dataclass, so a wrong type is refused with the field's name; `EngineConfig` checks
+what no part can see alone. Upstream namesake: vllm/config/ (VllmConfig and its parts).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from learnvllm.architecture.errors import ConfigError
+from learnvllm.architecture.model_arch import ModelArchitecture
+
+_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Policy = Literal["fcfs", "priority"]
+ExecutorBackend = Literal["uni", "mp"]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ModelConfig:
+    """Which model, in which precision, how long."""
+
+    model: str
+    """The name clients use unless served_model_name says otherwise."""
+    path: Path
+    """Directory with config.json, tokenizer.json and *.safetensors."""
+    arch: ModelArchitecture
+    dtype: Dtype = "auto"
+    """auto: on a CPU fp16-packed weights with fp32 activations, elsewhere the checkpoint's own. float32: the exact path."""
+    max_model_len: int = 0
+    """Longest prompt + output in tokens; 0 takes the model's own limit."""
+    seed: int = 0
+    """Seeds requests that bring none of their own."""
+    served_model_name: str | None = None
+    max_logprobs: int = 20
+    load_format: Literal["auto", "dummy"] = "auto"
+    """dummy: random weights (seeded), for benchmarks without a checkpoint."""
+
+    def __post_init__(self) -> None:
+        limit = self.arch.max_position_embeddings
+        if self.max_model_len == 0:
+            object.__setattr__(self, "max_model_len", limit)
+        _check(
+            1 <= self.max_model_len <= limit,
+            "max_model_len",
+            self.max_model_len,
+            f"must be between 1 and the model's max_position_embeddings, {limit}",
+        )
+        _check(self.max_logprobs >= 0, "max_logprobs", self.max_logprobs, "must be 0 or above")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = 16
+    """Tokens a block holds."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the device's memory (on a CPU: of the machine's free memory) the engine may use."""
+    enable_prefix_caching: bool = True
+    num_gpu_blocks_override: int | None = None
+    """Use exactly this many blocks instead of what memory allows."""
+    kv_cache_memory_bytes: int | None = None
+    """Use exactly this many bytes for the KV cache."""
+    prefix_caching_hash_seed: str | None = None
+    """None: block hashes start from a constant, so separate processes agree. A string isolates caches."""
+    watermark: float = 0.01
+    """Share of blocks that must stay free when a waiting request is admitted."""
+
+    def __post_init__(self) -> None:
+        _check(1 <= self.block_size <= 4096, "block_size", self.block_size, "must be between 1 and 4096 tokens")
+        _check(
+            0 < self.gpu_memory_utilization <= 1,
+            "gpu_memory_utilization",
+            self.gpu_memory_utilization,
+            "must be above 0 and at most 1",
+        )
+        _check(0 <= self.watermark < 1, "watermark", self.watermark, "must be between 0 and 1")
+        for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, name, value, "must be at least 1")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class SchedulerConfig:
+    """What one step may do, and who goes first."""
+
+    max_num_batched_tokens: int = 512
+    """Token budget of a step. The CPU's default is small, so that a long prompt cannot hold up running decodes."""
+    max_num_seqs: int = 64
+    """Requests that may run at once."""
+    policy: Policy = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    """Most prompt tokens of one request in a step; 0: the whole budget."""
+    async_scheduling: bool | None = None
+    """Schedule step N+1 while N runs. None: the platform decides."""
+    max_num_queued_reqs: int | None = None
+    """Refuse (503) when this many requests wait. None: no limit."""
+    max_num_queued_tokens: int | None = None
+    """Refuse (503) when this many prompt tokens wait. None: no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        _check(
+            self.long_prefill_token_threshold >= 0,
+            "long_prefill_token_threshold",
+            self.long_prefill_token_threshold,
+            "must be 0 (off) or above",
+        )
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, name, value, "must be at least 1")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ParallelConfig:
+    """How many processes compute. One, until Day 10."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    distributed_executor_backend: ExecutorBackend = "uni"
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            value = getattr(self, name)
+            _check(value == 1, name, value, "above 1 is not implemented yet (Day 10); use 1")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class DeviceConfig:
+    """Where it computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    num_threads: int | None = None
+    """Compute threads on a CPU; None: physical cores."""
+    enforce_eager: bool = False
+    """Never capture CUDA graphs. No effect on a CPU."""
+    cpu_kernels: Literal["numba", "torch"] = "numba"
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ObservabilityConfig:
+    """What the engine tells about itself. All of it is free when off."""
+
+    log_stats: bool = True
+    """Collect the statistics behind /metrics and the periodic log line."""
+    trace_file: Path | None = None
+    """Record a StepEvent per step and write a Chrome/Perfetto trace here at shutdown."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class EngineConfig:
+    """The whole tree. Immutable; `config_hash` is what client and engine compare when they shake hands.
+
+    Raises:
+        ConfigError: parts contradict each other.
+    """
+
+    model_config: ModelConfig
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    device_config: DeviceConfig = field(default_factory=DeviceConfig)
+    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+
+    def __post_init__(self) -> None:
+        scheduler, max_len = self.scheduler_config, self.model_config.max_model_len
+        if not scheduler.enable_chunked_prefill:
+            _check(
+                scheduler.max_num_batched_tokens >= max_len,
+                "max_num_batched_tokens",
+                scheduler.max_num_batched_tokens,
+                f"must be at least max_model_len ({max_len}) when chunked prefill is off, "
+                "or the longest prompts could never be scheduled",
+            )
+        _check(
+            scheduler.max_num_batched_tokens >= scheduler.max_num_seqs or scheduler.enable_chunked_prefill,
+            "max_num_seqs",
+            scheduler.max_num_seqs,
+            f"must not exceed max_num_batched_tokens ({scheduler.max_num_batched_tokens})",
+        )
+        blocks = self.cache_config.num_gpu_blocks_override
+        if blocks is not None:
+            _check(blocks >= 2, "num_gpu_blocks_override", blocks, "must be at least 2: block 0 is the null block")
+
+    @property
+    def max_model_len(self) -> int:
+        return self.model_config.max_model_len
+
+    @property
+    def served_model_name(self) -> str:
+        return self.model_config.served_model_name or self.model_config.model
+
+    def config_hash(self) -> str:
+        """Hex digest over every field: two processes with the same hash run the same engine."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+
+def _check(condition: bool, parameter: str, value: Any, rule: str) -> None:
+    if not condition:
+        raise ConfigError(f"{parameter}={value!r}: {parameter} {rule}.", parameter=parameter, value=value)

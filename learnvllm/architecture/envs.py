@@ -1,0 +1,107 @@
+"""Every environment variable the project reads, declared once: name, default, parser, one line of help.
+
+`--help`, the docs and the tests read this registry; reading a variable any other way is a bug.
+Upstream namesake: vllm/envs.py (environment_variables).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learnvllm.architecture.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EnvVar:
+    """One variable. `parse` turns its text into a value and raises ValueError on nonsense."""
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    help: str
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("use 1 or 0")
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"use one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("use a number above 0")
+    return value
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise ValueError("use a whole number above 0")
+    return value
+
+
+def _default_home() -> Path:
+    from platformdirs import user_cache_dir  # late: only needed where a cache path is asked for
+
+    return Path(user_cache_dir("learnvllm"))
+
+
+REGISTRY: dict[str, EnvVar] = {
+    var.name: var
+    for var in (
+        EnvVar("LEARNVLLM_HOME", None, Path, "Cache directory for models and compiled kernels (default: the platform's user cache)."),
+        EnvVar("LEARNVLLM_API_KEY", None, str, "API key required on every route but /health; same as --api-key."),
+        EnvVar("LEARNVLLM_ENGINE_READY_TIMEOUT_S", 600.0, _positive_float, "Seconds a client waits for the engine process to report ready."),
+        EnvVar("LEARNVLLM_ENABLE_MULTIPROCESSING", True, _parse_bool, "Run the engine core in its own process for LLM(...); 0 keeps it in-process."),
+        EnvVar("LEARNVLLM_CPU_KERNELS", "numba", _one_of("numba", "torch"), "CPU operators: compiled numba kernels or their readable torch twins."),
+        EnvVar("LEARNVLLM_NUM_THREADS", None, _positive_int, "Compute threads on a CPU (default: the number of physical cores)."),
+        EnvVar("LEARNVLLM_KV_CACHE_SPACE_GIB", None, _positive_float, "KV cache size on a CPU in GiB (default: sized for max_num_seqs x max_model_len, within memory)."),
+        EnvVar("LEARNVLLM_LOG_LEVEL", "INFO", _one_of("DEBUG", "INFO", "WARNING", "ERROR"), "Log level of every process."),
+        EnvVar("LEARNVLLM_TRACE_FILE", None, Path, "Write one StepEvent per engine step to this file as a Chrome/Perfetto trace."),
+    )
+}
+
+
+def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
+    """Return the parsed value of a declared variable, or its default when unset.
+
+    Raises:
+        KeyError: the variable is not declared in REGISTRY.
+        ConfigError: its text does not parse.
+    """
+    var = REGISTRY[name]
+    text = (os.environ if environ is None else environ).get(name)
+    if text is None:
+        return var.default
+    try:
+        return var.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not valid: {error}.", parameter=name, value=text) from None
+
+
+def home() -> Path:
+    """The cache directory: LEARNVLLM_HOME, or the platform's user cache."""
+    return get("LEARNVLLM_HOME") or _default_home()
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """LEARNVLLM_* variables that are set but not declared: probably typing mistakes."""
+    names = os.environ if environ is None else environ
+    return sorted(n for n in names if n.startswith("LEARNVLLM_") and n not in REGISTRY)

@@ -1,0 +1,133 @@
+"""How one request wants its next token chosen, and when it wants to stop.
+
+The values are checked here, once, wherever a request comes from; what depends on the model (vocabulary
+size, length limits) is checked by the input processor. Upstream namesake: vllm/sampling_params.py.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from learnvllm.architecture.errors import ValidationError
+
+# Below this temperature sampling is greedy: dividing logits by less only overflows.
+SAMPLING_EPS = 1e-5
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LENGTH = 512
+MAX_N = 128
+
+
+class RequestOutputKind(IntEnum):
+    """What each RequestOutput carries: everything so far, only what is new, or one final output."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Sampling parameters of a request, as in the OpenAI API where that has a name for them.
+
+    Raises:
+        ValidationError: from `verify()` (called on construction by every front door) on a bad value.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    """With a seed the tokens depend on (seed, position) only, never on the batch."""
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    """None: up to max_model_len."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """Log-probabilities of this many most likely tokens, besides the sampled one. 0: the sampled one only."""
+    prompt_logprobs: int | None = None
+    bad_words: list[str] = []
+    bad_words_token_ids: list[list[int]] = []
+    """Filled in by the input processor from `bad_words`."""
+    logit_bias: dict[int, float] = {}
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    stream_interval: int = 1
+    """Tokens buffered between streamed chunks; the first token is never held back."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < SAMPLING_EPS
+
+    def verify(self) -> SamplingParams:
+        """Check every value; returns self so that calls chain."""
+        self._verify_choice()
+        self._verify_stopping()
+        self._verify_logprobs()
+        return self
+
+    def _verify_choice(self) -> None:
+        _require(1 <= self.n <= MAX_N, "n", self.n, f"must be between 1 and {MAX_N}")
+        _require(self.temperature >= 0, "temperature", self.temperature, "must be 0 (greedy) or above")
+        _require(self.temperature < float("inf"), "temperature", self.temperature, "must be finite")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "must be above 0 and at most 1")
+        _require(self.top_k >= -1, "top_k", self.top_k, "must be -1 or 0 (off) or at least 1")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "must be between 0 and 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2 <= value <= 2, name, value, "must be between -2 and 2")
+        _require(
+            0 < self.repetition_penalty < float("inf"),
+            "repetition_penalty",
+            self.repetition_penalty,
+            "must be above 0 (1 is off)",
+        )
+        if self.seed is not None:
+            _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit in 64 bits")
+        for token, bias in self.logit_bias.items():
+            _require(-100 <= bias <= 100, "logit_bias", {token: bias}, "values must be between -100 and 100")
+
+    def _verify_stopping(self) -> None:
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"takes at most {MAX_STOP_STRINGS} strings")
+        for text in self.stop:
+            _require(bool(text), "stop", text, "strings must not be empty")
+            _require(
+                len(text) <= MAX_STOP_STRING_LENGTH, "stop", len(text), f"strings may be {MAX_STOP_STRING_LENGTH} characters long"
+            )
+        _require(
+            self.detokenize or not self.stop, "stop", self.stop, "needs detokenize=True: without text there is nothing to match"
+        )
+        for word in self.bad_words:
+            _require(bool(word), "bad_words", word, "strings must not be empty")
+        if self.max_tokens is not None:
+            _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must be 0 or above")
+        if self.max_tokens is not None:
+            _require(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                self.min_tokens,
+                f"must not exceed max_tokens ({self.max_tokens})",
+            )
+        _require(self.stream_interval >= 1, "stream_interval", self.stream_interval, "must be at least 1")
+
+    def _verify_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _require(value >= 0, name, value, "must be 0 or above, or left out")
+
+
+def _require(condition: bool, parameter: str, value: object, rule: str) -> None:
+    if not condition:  # written so that NaN, which fails every comparison, is refused too
+        raise ValidationError(f"{parameter}={value!r}: {parameter} {rule}.", parameter=parameter, value=value)

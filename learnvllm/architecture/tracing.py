@@ -1,0 +1,133 @@
+"""One event per engine step: what was scheduled, which blocks moved, how long each phase took.
+
+Metrics, trace files, the site's animations and the notebooks' plots all read this one stream. It is off by
+default and free when off: producers hold `tracer: StepTracer | None` and test it once a step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+
+class ScheduledTokens(msgspec.Struct, omit_defaults=True):
+    """One request's share of a step."""
+
+    req_id: str
+    num_tokens: int
+    """Tokens computed in this step."""
+    num_computed_before: int
+    num_known: int
+    """Prompt and output tokens known when the step was scheduled."""
+    num_prompt: int
+    block_ids: list[list[int]] = []
+    """Blocks taken in this step, per cache group."""
+    num_cached_tokens: int = 0
+    """Prefix-cache hit, in the step that admits the request."""
+    sampled: list[int] = []
+    """Tokens this step produced for it."""
+
+
+class StepEvent(msgspec.Struct, omit_defaults=True):
+    """One step of the engine. Times are time.monotonic() seconds."""
+
+    step: int
+    start: float = 0.0
+    scheduled: list[ScheduledTokens] = []
+    preempted: list[str] = []
+    finished: list[str] = []
+    num_running: int = 0
+    num_waiting: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    blocks_freed: list[int] = []
+    blocks_evicted: list[int] = []
+    """Cached blocks whose content was given up in this step."""
+    phases: dict[str, float] = {}
+    """Phase name (schedule, execute, forward, update, output) -> seconds."""
+
+
+class StepTracer(Protocol):
+    """Receives every StepEvent once it is complete."""
+
+    def record(self, event: StepEvent) -> None: ...
+
+
+class RecordingTracer:
+    """Keeps the last `limit` events in memory; what notebooks and tests use."""
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self.limit = limit
+        self.events: list[StepEvent] = []
+
+    def record(self, event: StepEvent) -> None:
+        self.events.append(event)
+        if len(self.events) > self.limit:
+            del self.events[: self.limit // 10]
+
+
+def to_chrome_trace(events: Iterable[StepEvent]) -> dict[str, Any]:
+    """Convert events to the Chrome trace format, which Perfetto (ui.perfetto.dev) opens.
+
+    Track 0 shows steps and their phases; each request has a track of its own; free blocks and queue lengths
+    are counters. Timestamps are microseconds from the first event.
+    """
+    events = list(events)
+    if not events:
+        return {"traceEvents": []}
+    origin = events[0].start
+    rows: list[dict[str, Any]] = [_thread_name(0, "engine steps")]
+    tracks: dict[str, int] = {}
+    for event in events:
+        rows.extend(_step_rows(event, origin))
+        rows.extend(_request_rows(event, origin, tracks))
+    rows.extend(_thread_name(track, f"request {req_id}") for req_id, track in tracks.items())
+    return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+
+def write_chrome_trace(events: Iterable[StepEvent], path: Path) -> None:
+    path.write_text(json.dumps(to_chrome_trace(events)), encoding="utf-8")
+
+
+def _duration(event: StepEvent) -> float:
+    return sum(s for phase, s in event.phases.items() if phase != "forward")  # forward is inside execute
+
+
+def _thread_name(track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
+
+
+def _slice(name: str, track: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "X", "pid": 1, "tid": track, "name": name, "ts": start * 1e6, "dur": seconds * 1e6, "args": args}
+
+
+def _step_rows(event: StepEvent, origin: float) -> list[dict[str, Any]]:
+    begin = event.start - origin
+    tokens = sum(s.num_tokens for s in event.scheduled)
+    args = {"tokens": tokens, "preempted": event.preempted, "finished": event.finished}
+    rows = [_slice(f"step {event.step}", 0, begin, _duration(event), args)]
+    at = begin
+    for phase, seconds in event.phases.items():
+        rows.append(_slice(phase, 0, at, seconds, {}))
+        at += seconds if phase != "forward" else 0.0
+    for name, value in (
+        ("free blocks", event.free_blocks),
+        ("running", event.num_running),
+        ("waiting", event.num_waiting),
+    ):
+        rows.append({"ph": "C", "pid": 1, "name": name, "ts": begin * 1e6, "args": {name: value}})
+    return rows
+
+
+def _request_rows(event: StepEvent, origin: float, tracks: dict[str, int]) -> list[dict[str, Any]]:
+    rows = []
+    for s in event.scheduled:
+        track = tracks.setdefault(s.req_id, len(tracks) + 1)
+        kind = "decode" if s.num_computed_before >= s.num_prompt else "prefill"
+        args = {"tokens": s.num_tokens, "computed_before": s.num_computed_before, "cached": s.num_cached_tokens}
+        rows.append(_slice(kind, track, event.start - origin, _duration(event), args))
+    return rows
