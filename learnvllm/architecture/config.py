@@ -34,7 +34,8 @@ class ModelConfig:
     """Directory with config.json, tokenizer.json and *.safetensors."""
     arch: ModelArchitecture
     dtype: Dtype = "auto"
-    """auto: on a CPU fp16-packed weights with fp32 activations, elsewhere the checkpoint's own. float32: the exact path."""
+    """auto: on a CPU fp16-packed weights with fp32 activations, elsewhere the checkpoint's own dtype.
+    float32: the exact path, which the oracle tests use."""
     max_model_len: int = 0
     """Longest prompt + output in tokens; 0 takes the model's own limit."""
     seed: int = 0
@@ -76,7 +77,9 @@ class CacheConfig:
     """Share of blocks that must stay free when a waiting request is admitted."""
 
     def __post_init__(self) -> None:
-        _check(1 <= self.block_size <= 4096, "block_size", self.block_size, "must be between 1 and 4096 tokens")
+        _check(
+            1 <= self.block_size <= 4096, "block_size", self.block_size, "must be between 1 and 4096 tokens"
+        )
         _check(
             0 < self.gpu_memory_utilization <= 1,
             "gpu_memory_utilization",
@@ -94,7 +97,7 @@ class SchedulerConfig:
     """What one step may do, and who goes first."""
 
     max_num_batched_tokens: int = 512
-    """Token budget of a step. The CPU's default is small, so that a long prompt cannot hold up running decodes."""
+    """Token budget of a step. The default suits a CPU: small, so that a long prompt cannot hold up decodes."""
     max_num_seqs: int = 64
     """Requests that may run at once."""
     policy: Policy = "fcfs"
@@ -192,7 +195,12 @@ class EngineConfig:
         )
         blocks = self.cache_config.num_gpu_blocks_override
         if blocks is not None:
-            _check(blocks >= 2, "num_gpu_blocks_override", blocks, "must be at least 2: block 0 is the null block")
+            _check(
+                blocks >= 2,
+                "num_gpu_blocks_override",
+                blocks,
+                "must be at least 2: block 0 is the null block",
+            )
 
     @property
     def max_model_len(self) -> int:

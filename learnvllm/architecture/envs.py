@@ -66,15 +66,57 @@ def _default_home() -> Path:
 REGISTRY: dict[str, EnvVar] = {
     var.name: var
     for var in (
-        EnvVar("LEARNVLLM_HOME", None, Path, "Cache directory for models and compiled kernels (default: the platform's user cache)."),
-        EnvVar("LEARNVLLM_API_KEY", None, str, "API key required on every route but /health; same as --api-key."),
-        EnvVar("LEARNVLLM_ENGINE_READY_TIMEOUT_S", 600.0, _positive_float, "Seconds a client waits for the engine process to report ready."),
-        EnvVar("LEARNVLLM_ENABLE_MULTIPROCESSING", True, _parse_bool, "Run the engine core in its own process for LLM(...); 0 keeps it in-process."),
-        EnvVar("LEARNVLLM_CPU_KERNELS", "numba", _one_of("numba", "torch"), "CPU operators: compiled numba kernels or their readable torch twins."),
-        EnvVar("LEARNVLLM_NUM_THREADS", None, _positive_int, "Compute threads on a CPU (default: the number of physical cores)."),
-        EnvVar("LEARNVLLM_KV_CACHE_SPACE_GIB", None, _positive_float, "KV cache size on a CPU in GiB (default: sized for max_num_seqs x max_model_len, within memory)."),
-        EnvVar("LEARNVLLM_LOG_LEVEL", "INFO", _one_of("DEBUG", "INFO", "WARNING", "ERROR"), "Log level of every process."),
-        EnvVar("LEARNVLLM_TRACE_FILE", None, Path, "Write one StepEvent per engine step to this file as a Chrome/Perfetto trace."),
+        EnvVar(
+            "LEARNVLLM_HOME",
+            None,
+            Path,
+            "Cache directory for models and compiled kernels (default: the platform's user cache).",
+        ),
+        EnvVar(
+            "LEARNVLLM_API_KEY", None, str, "API key required on every route but /health; same as --api-key."
+        ),
+        EnvVar(
+            "LEARNVLLM_ENGINE_READY_TIMEOUT_S",
+            600.0,
+            _positive_float,
+            "Seconds a client waits for the engine process to report ready.",
+        ),
+        EnvVar(
+            "LEARNVLLM_ENABLE_MULTIPROCESSING",
+            True,
+            _parse_bool,
+            "Run the engine core in its own process for LLM(...); 0 keeps it in-process.",
+        ),
+        EnvVar(
+            "LEARNVLLM_CPU_KERNELS",
+            "numba",
+            _one_of("numba", "torch"),
+            "CPU operators: compiled numba kernels or their readable torch twins.",
+        ),
+        EnvVar(
+            "LEARNVLLM_NUM_THREADS",
+            None,
+            _positive_int,
+            "Compute threads on a CPU (default: the number of physical cores).",
+        ),
+        EnvVar(
+            "LEARNVLLM_KV_CACHE_SPACE_GIB",
+            None,
+            _positive_float,
+            "KV cache size on a CPU in GiB (default: sized for max_num_seqs x max_model_len, within memory).",
+        ),
+        EnvVar(
+            "LEARNVLLM_LOG_LEVEL",
+            "INFO",
+            _one_of("DEBUG", "INFO", "WARNING", "ERROR"),
+            "Log level of every process.",
+        ),
+        EnvVar(
+            "LEARNVLLM_TRACE_FILE",
+            None,
+            Path,
+            "Write one StepEvent per engine step to this file as a Chrome/Perfetto trace.",
+        ),
     )
 }
 

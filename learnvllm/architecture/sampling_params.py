@@ -98,14 +98,25 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             _require(-100 <= bias <= 100, "logit_bias", {token: bias}, "values must be between -100 and 100")
 
     def _verify_stopping(self) -> None:
-        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"takes at most {MAX_STOP_STRINGS} strings")
+        _require(
+            len(self.stop) <= MAX_STOP_STRINGS,
+            "stop",
+            len(self.stop),
+            f"takes at most {MAX_STOP_STRINGS} strings",
+        )
         for text in self.stop:
             _require(bool(text), "stop", text, "strings must not be empty")
             _require(
-                len(text) <= MAX_STOP_STRING_LENGTH, "stop", len(text), f"strings may be {MAX_STOP_STRING_LENGTH} characters long"
+                len(text) <= MAX_STOP_STRING_LENGTH,
+                "stop",
+                len(text),
+                f"strings may be {MAX_STOP_STRING_LENGTH} characters long",
             )
         _require(
-            self.detokenize or not self.stop, "stop", self.stop, "needs detokenize=True: without text there is nothing to match"
+            self.detokenize or not self.stop,
+            "stop",
+            self.stop,
+            "needs detokenize=True: without text there is nothing to match",
         )
         for word in self.bad_words:
             _require(bool(word), "bad_words", word, "strings must not be empty")

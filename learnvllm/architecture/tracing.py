@@ -102,7 +102,15 @@ def _thread_name(track: int, name: str) -> dict[str, Any]:
 
 
 def _slice(name: str, track: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "X", "pid": 1, "tid": track, "name": name, "ts": start * 1e6, "dur": seconds * 1e6, "args": args}
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": track,
+        "name": name,
+        "ts": start * 1e6,
+        "dur": seconds * 1e6,
+        "args": args,
+    }
 
 
 def _step_rows(event: StepEvent, origin: float) -> list[dict[str, Any]]:
@@ -128,6 +136,10 @@ def _request_rows(event: StepEvent, origin: float, tracks: dict[str, int]) -> li
     for s in event.scheduled:
         track = tracks.setdefault(s.req_id, len(tracks) + 1)
         kind = "decode" if s.num_computed_before >= s.num_prompt else "prefill"
-        args = {"tokens": s.num_tokens, "computed_before": s.num_computed_before, "cached": s.num_cached_tokens}
+        args = {
+            "tokens": s.num_tokens,
+            "computed_before": s.num_computed_before,
+            "cached": s.num_cached_tokens,
+        }
         rows.append(_slice(kind, track, event.start - origin, _duration(event), args))
     return rows
