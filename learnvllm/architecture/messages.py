@@ -67,6 +67,15 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     client_index: int = 0
 
 
+class RemoteError(msgspec.Struct, array_like=True, omit_defaults=True):
+    """An exception on its way to another process: the name of its class in `errors`, and what it said."""
+
+    kind: str
+    message: str
+    parameter: str | None = None
+    value: Any = None
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """What a step produced for one request."""
 
@@ -79,6 +88,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """The stop token id that ended it, if one did (None for end-of-sequence)."""
     events: list[EngineCoreEvent] | None = None
     num_cached_tokens: int = 0
+    error: RemoteError | None = None
+    """Why the core refused the request (finish_reason is ERROR)."""
 
     @property
     def finished(self) -> bool:
@@ -104,7 +115,7 @@ class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
     call_id: int
     result: Any = None
-    error: str | None = None
+    error: RemoteError | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):

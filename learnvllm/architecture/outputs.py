@@ -64,3 +64,5 @@ class RequestOutput:
     """One per prompt token; the first is None."""
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    error: Exception | None = None
+    """Why the engine refused it after it was accepted at the door; finish_reason is then "error"."""
