@@ -1,1 +1,1 @@
-"""Day 6: the layers a model is built from, their kernels, and the models themselves (upstream: vllm/model_executor/)."""
+"""Day 6: the layers of a model, their kernels, and the models (upstream: vllm/model_executor/)."""

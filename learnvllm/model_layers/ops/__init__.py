@@ -1,13 +1,20 @@
 """The model's operators between its linear layers: one function each, whichever kernel runs it.
 
-CPU tensors in fp32 go to the compiled kernels of `cpu.py`, everything else to the plain torch of `torch_ref.py`, which
-also says what each operator means. LEARNVLLM_CPU_KERNELS=torch turns the kernels off (upstream: vllm/_custom_ops.py).
+CPU tensors in fp32 go to the compiled kernels of `cpu.py`, everything else to the plain torch of
+`torch_ref.py`, which also says what each operator means. LEARNVLLM_CPU_KERNELS=torch turns the kernels off
+(upstream: vllm/_custom_ops.py).
 """
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
+from types import ModuleType
+
+import torch
 from torch import Tensor
 
+from learnvllm.architecture import envs
 from learnvllm.model_layers.ops import torch_ref
 
 __all__ = [
@@ -23,46 +30,99 @@ __all__ = [
 ]
 
 
+@cache
+def _kernels(name: str) -> ModuleType | None:
+    """The module of kernels `name`, loaded on first use; None where LEARNVLLM_CPU_KERNELS says torch."""
+    if envs.get("LEARNVLLM_CPU_KERNELS") == "torch":
+        return None
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def _suits(*tensors: Tensor) -> bool:
+    """Can the compiled kernels take these? CPU, fp32, the last dimension contiguous."""
+    return all(t.dtype == torch.float32 and t.is_cpu and t.stride(-1) == 1 for t in tensors)
+
+
+def _is_paged(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Caches laid out alike, each block contiguous; blocks may lie apart (k and v in one tensor)."""
+    if not (_suits(k_cache, v_cache) and k_cache.stride() == v_cache.stride()):
+        return False
+    block_size, dim = k_cache.shape[2:]
+    return k_cache.stride()[1:] == (block_size * dim, dim, 1)
+
+
+def _is_table(cos_sin_cache: Tensor) -> bool:
+    return _suits(cos_sin_cache) and cos_sin_cache.is_contiguous()
+
+
+def warm_up_kernels() -> None:
+    """Load (or, the very first time, compile) every CPU kernel, so that no request waits for it."""
+    _kernels("cpu")
+    _kernels("cpu_attention")
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension.
 
-    x: [T, H], or [T, heads, head_dim] for the norm of q and k; may be a view into a fused qkv tensor (the last dimension
-    contiguous). weight: [H]. Returns a new contiguous tensor of x's shape. For Gemma pass 1 + weight.
+    x: [T, H], or [T, heads, head_dim] for the norm of q and k; may be a view into a fused qkv tensor (the
+    last dimension contiguous). weight: [H]. Returns a new contiguous tensor of x's shape. For Gemma pass 1 +
+    weight.
     """
+    cpu = _kernels("cpu")
+    if cpu and _suits(x, weight) and x.dim() in (2, 3):
+        return cpu.rms_norm(x, weight, eps)
     return torch_ref.rms_norm(x, weight, eps)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual += x in place; returns (rms_norm(residual), residual). x, residual: [T, H], weight: [H]."""
+    cpu = _kernels("cpu")
+    if cpu and _suits(x, residual, weight) and residual.is_contiguous():
+        return cpu.fused_add_rms_norm(x, residual, weight, eps)
     return torch_ref.fused_add_rms_norm(x, residual, weight, eps)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(x[:, :I]) * x[:, I:]. x: [T, 2*I] -> [T, I]."""
+    cpu = _kernels("cpu")
+    if cpu and _suits(x):
+        return cpu.silu_and_mul(x)
     return torch_ref.silu_and_mul(x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """gelu(x[:, :I]) * x[:, I:], gelu in its tanh approximation (Gemma). x: [T, 2*I] -> [T, I]."""
+    cpu = _kernels("cpu")
+    if cpu and _suits(x):
+        return cpu.gelu_tanh_and_mul(x)
     return torch_ref.gelu_tanh_and_mul(x)
 
 
 def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
     """Rotate q and k in place by their positions (neox style: element i pairs with i + rot_dim/2).
 
-    positions: [T] int64, each < max_pos (not checked here); q: [T, Hq, D], k: [T, Hk, D], views into a fused qkv tensor
-    are fine; cos_sin_cache: [max_pos, rot_dim] fp32, each row rot_dim/2 cosines then rot_dim/2 sines, rot_dim <= D.
+    positions: [T] int64, each < max_pos (not checked here); q: [T, Hq, D], k: [T, Hk, D], views into a fused
+    qkv tensor are fine; cos_sin_cache: [max_pos, rot_dim] fp32, each row rot_dim/2 cosines then rot_dim/2
+    sines, rot_dim <= D.
     """
-    torch_ref.rotary_embedding(positions, q, k, cos_sin_cache)
+    cpu = _kernels("cpu")
+    if cpu and _suits(q, k) and _is_table(cos_sin_cache):
+        cpu.rotary_embedding(positions, q, k, cos_sin_cache)
+    else:
+        torch_ref.rotary_embedding(positions, q, k, cos_sin_cache)
 
 
 def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write each token's k and v into the paged cache.
 
-    k, v: [T, Hk, D] (views are fine); k_cache, v_cache: [num_blocks, Hk, block_size, D]; slot_mapping: [T] int64,
-    slot = block * block_size + offset, -1 for a token that is not to be stored.
+    k, v: [T, Hk, D] (views are fine); k_cache, v_cache: [num_blocks, Hk, block_size, D]; slot_mapping: [T]
+    int64, slot = block * block_size + offset, -1 for a token that is not to be stored.
     """
-    torch_ref.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
+    cpu = _kernels("cpu")
+    if cpu and _suits(k, v) and _is_paged(k_cache, v_cache):
+        cpu.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
+    else:
+        torch_ref.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
 
 
 def rope_and_cache(
@@ -75,8 +135,14 @@ def rope_and_cache(
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    """rotary_embedding and reshape_and_cache in one pass over the tokens (shapes as there). q and k are rotated in place."""
-    torch_ref.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
+    """rotary_embedding and reshape_and_cache in one pass over the tokens (shapes as there). q and k are
+    rotated in place.
+    """
+    cpu = _kernels("cpu")
+    if cpu and _suits(q, k, v) and _is_table(cos_sin_cache) and _is_paged(k_cache, v_cache):
+        cpu.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
+    else:
+        torch_ref.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
 
 
 def paged_attention(
@@ -92,19 +158,18 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of a mixed batch (decodes and prefill chunks) over the paged cache.
 
-    Request r owns the query rows query_start_loc[r] : query_start_loc[r+1], say n of them, which are the last n of its
-    seq_lens[r] tokens; all its keys and values are in the cache already. Query i sits at absolute position
-    p = seq_len - n + i and attends to [max(0, p - sliding_window + 1), p].
+    Request r owns the query rows query_start_loc[r] : query_start_loc[r+1], say n of them, which are the last
+    n of its seq_lens[r] tokens; all its keys and values are in the cache already. Query i sits at absolute
+    position p = seq_len - n + i and attends to [max(0, p - sliding_window + 1), p].
 
     q: [T, Hq, D] (views are fine); k_cache, v_cache: [num_blocks, Hk, block_size, D], Hq a multiple of Hk;
-    block_table: [R, max_blocks] int32; seq_lens: [R] int32; query_start_loc: [R+1] int32, T = query_start_loc[R];
-    out: [T, Hq, D], made when not given. Blocks wholly before the window are never read. Returns out.
-    Upstream: vllm/v1/attention/backends/cpu_attn.py.
+    block_table: [R, max_blocks] int32; seq_lens: [R] int32; query_start_loc: [R+1] int32, T =
+    query_start_loc[R]; out: [T, Hq, D], made when not given. Blocks wholly before the window are never read.
+    Returns out. Upstream: vllm/v1/attention/backends/cpu_attn.py.
     """
-    return torch_ref.paged_attention(
-        q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window, out
-    )
-
-
-def warm_up_kernels() -> None:
-    """Load (or, the very first time, compile) every CPU kernel, so that no request waits for it."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    cpu = _kernels("cpu_attention")
+    attend = torch_ref.paged_attention
+    if cpu and _suits(q) and _is_paged(k_cache, v_cache) and out.is_contiguous():
+        attend = cpu.paged_attention
+    return attend(q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window, out)

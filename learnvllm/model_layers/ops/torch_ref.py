@@ -1,7 +1,8 @@
 """Every operator of the model in plain torch: the readable twin of the compiled kernels.
 
-These define what the operators mean. The CPU kernels in `cpu.py` are tested against them, and any device or dtype
-without a kernel of its own runs them (upstream: the `forward_native` methods of vllm/model_executor/layers/).
+These define what the operators mean. The CPU kernels in `cpu.py` are tested against them, and any device or
+dtype without a kernel of its own runs them (upstream: the `forward_native` methods of
+vllm/model_executor/layers/).
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
     """Rotate q and k in place by their position (neox style: element i pairs with i + rot_dim/2).
 
-    positions: [T] int64, q: [T, Hq, D], k: [T, Hk, D], cos_sin_cache: [max_pos, rot_dim], each row the cosines
-    then the sines. When rot_dim < D the rest of each head is left alone.
+    positions: [T] int64, q: [T, Hq, D], k: [T, Hk, D], cos_sin_cache: [max_pos, rot_dim], each row the
+    cosines then the sines. When rot_dim < D the rest of each head is left alone.
     """
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)  # [T, 1, rot_dim/2] each
     half = cos.shape[-1]
     for x in (q, k):
-        x1, x2 = x[..., :half].float(), x[..., half : 2 * half].float()
-        x[..., :half] = (x1 * cos - x2 * sin).to(x.dtype)
-        x[..., half : 2 * half] = (x2 * cos + x1 * sin).to(x.dtype)
+        x1, x2 = x[..., : 2 * half].float().chunk(2, dim=-1)
+        x[..., : 2 * half] = torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
 def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write each token's k and v into its slot; slot -1 means "do not store this token".
 
-    k, v: [T, Hk, D], caches: [num_blocks, Hk, block_size, D], slot_mapping: [T] int64, slot = block * block_size + offset.
+    k, v: [T, Hk, D], caches: [num_blocks, Hk, block_size, D], slot_mapping: [T] int64, slot = block *
+    block_size + offset.
     """
     kept = slot_mapping >= 0
     slots, block_size = slot_mapping[kept], k_cache.shape[2]
@@ -79,7 +80,9 @@ def rope_and_cache(
 
 
 def gather_kv(cache: Tensor, block_table_row: Tensor, start: int, stop: int) -> Tensor:
-    """Positions [start, stop) of one request as one tensor. cache: [num_blocks, Hk, block_size, D] -> [Hk, stop-start, D]."""
+    """Positions [start, stop) of one request as one tensor. cache: [num_blocks, Hk, block_size, D] -> [Hk,
+    stop-start, D].
+    """
     block_size = cache.shape[2]
     first = start // block_size
     blocks = cache[block_table_row[first : -(-stop // block_size)].long()]  # [n, Hk, block_size, D]
@@ -98,7 +101,9 @@ def paged_attention(
     sliding_window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of a mixed batch over the paged cache. See `learnvllm.model_layers.ops.paged_attention`."""
+    """Causal attention of a mixed batch over the paged cache. See
+    `learnvllm.model_layers.ops.paged_attention`.
+    """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     group = q.shape[1] // k_cache.shape[1]
     starts = query_start_loc.tolist()
@@ -106,7 +111,9 @@ def paged_attention(
         first, last = starts[r], starts[r + 1]
         if first == last:
             continue
-        pos = torch.arange(seq_len - (last - first), seq_len, device=q.device)  # absolute position of each query
+        pos = torch.arange(
+            seq_len - (last - first), seq_len, device=q.device
+        )  # absolute position of each query
         begin = 0 if sliding_window is None else max(0, int(pos[0]) - sliding_window + 1)
         key_pos = torch.arange(begin, seq_len, device=q.device)
         visible = key_pos <= pos[:, None]

@@ -1,0 +1,183 @@
+"""How a Python function becomes a CPU kernel: numba compiles it, torch's own OpenMP threads run it.
+
+A model alternates torch's linears with our kernels every 100 µs. Two thread pools on the same cores would
+fight (idle OpenMP workers spin for work), so we hand our kernels to the pool torch already has, through
+`GOMP_parallel`.
+
+A kernel takes one pointer to its arguments, eight bytes each, and runs once on every thread. Compiled code is
+kept under LEARNVLLM_HOME, keyed by the sources, so that only the very first run compiles (upstream: vllm's
+csrc/cpu/, in C++).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numba
+import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from learnvllm.architecture import envs
+
+# Sums may be reordered (that is what lets the compiler use vectors), but NaN and infinity keep their meaning.
+OPTIONS = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "arcp", "nsz"}}
+
+# ---------------------------------------------------------------------------------------------------- threads
+
+
+def _openmp() -> tuple[Any, int, int]:
+    """(GOMP_parallel, address of omp_get_thread_num, of omp_get_num_threads) of the OpenMP runtime torch
+    uses.
+
+    Looked up in the process's global symbols, where torch's own calls are resolved too (a preloaded libiomp5
+    offers the same names). Where there is none (macOS, Windows) GOMP_parallel is None and kernels run on the
+    calling thread.
+    """
+    try:
+        process = ctypes.CDLL(None)
+        parallel = process.GOMP_parallel
+        names = (process.omp_get_thread_num, process.omp_get_num_threads)
+    except (AttributeError, TypeError, OSError):
+        return None, _always_0.address, _always_1.address
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    thread_num, num_threads = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in names)
+    return parallel, thread_num, num_threads
+
+
+@numba.cfunc(types.int32())
+def _always_0() -> int:
+    return 0
+
+
+@numba.cfunc(types.int32())
+def _always_1() -> int:
+    return 1
+
+
+_gomp_parallel, _thread_num, _num_threads = _openmp()
+# Compiled code names these two symbols; the linker finds them here, also when the code comes from the disk.
+llvm.add_symbol("learnvllm_thread_num", _thread_num)
+llvm.add_symbol("learnvllm_num_threads", _num_threads)
+thread_num = types.ExternalFunction("learnvllm_thread_num", types.int32())
+num_threads = types.ExternalFunction("learnvllm_num_threads", types.int32())
+
+
+# ------------------------------------------------------------------------------------ pointers inside kernels
+
+
+@intrinsic
+def f32(typingctx, address):  # type: ignore[no-untyped-def]
+    """An int64 address as a pointer to float32: `x = f32(args[0]); x[i]`."""
+    return types.CPointer(types.float32)(types.int64), _int_to_pointer
+
+
+@intrinsic
+def i32(typingctx, address):  # type: ignore[no-untyped-def]
+    """An int64 address as a pointer to int32."""
+    return types.CPointer(types.int32)(types.int64), _int_to_pointer
+
+
+@intrinsic
+def i64(typingctx, address):  # type: ignore[no-untyped-def]
+    """An int64 address as a pointer to int64."""
+    return types.CPointer(types.int64)(types.int64), _int_to_pointer
+
+
+def _int_to_pointer(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+
+@intrinsic
+def as_double(typingctx, bits):  # type: ignore[no-untyped-def]
+    """The float64 whose bits an int64 holds: how a kernel reads a Python float among its arguments."""
+
+    def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), build
+
+
+@intrinsic
+def as_float(typingctx, bits):  # type: ignore[no-untyped-def]
+    """The float32 whose bits an int32 holds."""
+
+    def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), build
+
+
+# -------------------------------------------------------------------------------------------- compile, launch
+
+
+class Kernel:
+    """A compiled kernel. `kernel(threads, *args)` runs it on that many threads, to the end."""
+
+    def __init__(self, function: Callable[..., None], layout: str) -> None:
+        self.name = function.__name__
+        self._compiled = numba.cfunc(types.void(types.CPointer(types.int64)), cache=True, **OPTIONS)(function)
+        self._address = self._compiled.address
+        self._serial = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._address)
+        self._pack = struct.Struct("@" + layout).pack
+
+    def __call__(self, threads: int, *args: int | float) -> None:
+        packed = self._pack(*args)
+        if threads > 1 and _gomp_parallel is not None:
+            _gomp_parallel(self._address, packed, threads, 0)
+        else:
+            self._serial(packed)
+
+
+def kernel(layout: str) -> Callable[[Callable[..., None]], Kernel]:
+    """Decorator: compile a function of one argument `args` into a `Kernel`, or load it from the disk.
+
+    layout: one letter an argument, q for an integer or an address, d for a float (read with `as_double`).
+    """
+
+    def decorate(function: Callable[..., None]) -> Kernel:
+        previous = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(cache_directory())
+        try:
+            return Kernel(function, layout)
+        finally:
+            numba.config.CACHE_DIR = previous
+
+    return decorate
+
+
+# A function that kernels call. Always inlined into them, so it needs no cache of its own.
+device = numba.njit(**OPTIONS)
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: one directory per version of the sources (numba itself adds CPU and
+    version).
+
+    numba replaces its cache files atomically, so that processes may compile at the same time: the last one
+    wins.
+    """
+    digest = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return envs.home() / "kernels" / digest.hexdigest()[:16]
+
+
+def threads_for(work: int, per_thread: int) -> int:
+    """How many threads `work` units are worth: waking the pool takes 3 µs, as do `per_thread` units."""
+    return min(torch.get_num_threads(), 1 + work // per_thread)
+
+
+@device
+def my_share(count):  # type: ignore[no-untyped-def]
+    """(begin, end): this thread's part of range(count)."""
+    i, n = thread_num(), num_threads()
+    return count * i // n, count * (i + 1) // n
