@@ -1,0 +1,78 @@
+"""Where a layer gets its tensors from while it is being built: a checkpoint seen from one point of its name tree.
+
+A layer *takes* its tensors by name and expected shape, so missing, wrong-shaped and left-over tensors are found by
+construction, and memory holds one layer at a time. vLLM builds the layers first and streams the checkpoint into
+them afterwards (vllm/model_executor/models/utils.py: AutoWeightsLoader); same mapping, other direction.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+LinearMode = Literal["fp32", "fp16"]
+
+
+class TensorSource(Protocol):
+    """A checkpoint: tensors by name."""
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor in the dtype it is stored in. It may be a view of a file: copy before writing to it.
+
+        Raises:
+            ModelLoadError: there is no such tensor, or its shape is another.
+        """
+        ...
+
+
+class RandomTensors:
+    """Seeded random tensors of whatever shape is asked for (--load-format dummy): for benchmarks without a checkpoint."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Normal with std 0.02; norm weights near 1. The same name gives the same tensor, whatever came before."""
+        generator = torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
+        values = torch.randn(shape, generator=generator) * 0.02
+        return values + 1.0 if name.endswith("norm.weight") else values
+
+
+@dataclass
+class ByteCount:
+    """Bytes the model keeps, counted as its layers are built."""
+
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A checkpoint seen from one point of its name tree, and the form in which weights are to be held."""
+
+    source: TensorSource
+    linear_mode: LinearMode = "fp32"
+    """fp32: exact. fp16: linear weights rounded to half precision, activations stay fp32."""
+    max_positions: int | None = None
+    """Rotary tables need not be longer than this. None: the model's own limit."""
+    prefix: str = ""
+    held: ByteCount = field(default_factory=ByteCount)
+
+    def at(self, name: str) -> Weights:
+        """The same checkpoint one level further down: `weights.at("layers.0").take("mlp.up_proj.weight", ...)`."""
+        return replace(self, prefix=f"{self.prefix}{name}.")
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `prefix + name`, exactly of this shape, in its stored dtype.
+
+        Raises:
+            ModelLoadError: it is missing, or its shape is another.
+        """
+        return self.source.take(self.prefix + name, shape)
+
+    def count(self, num_bytes: int) -> None:
+        """Add to the bytes the model reports as held (`DecoderModel.weight_bytes`)."""
+        self.held.total += num_bytes
