@@ -1,0 +1,100 @@
+"""The reference pages, made from the code: environment variables and the configuration tree.
+
+Plain Markdown with no dependence on a site generator: `python docs/hooks/reference.py FOLDER` writes the same
+pages to a folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import typing
+from pathlib import Path
+
+from learnvllm.architecture import config, envs
+
+
+def pages() -> dict[str, str]:
+    """Path below docs/ -> Markdown."""
+    return {"reference/environment.md": environment(), "reference/configuration.md": configuration()}
+
+
+def environment() -> str:
+    """One row a variable of `learnvllm.architecture.envs.REGISTRY`."""
+    rows = "\n".join(
+        f"| `{var.name}` | {'—' if var.default is None else f'`{var.default}`'} | {cell(var.help)} |"
+        for var in envs.REGISTRY.values()
+    )
+    return (
+        "# Environment variables\n\n"
+        "Declared once, in `learnvllm/architecture/envs.py` (upstream namesake: `vllm/envs.py`). "
+        "A flag on the command line wins over its variable.\n\n"
+        f"| Variable | Default | Meaning |\n|---|---|---|\n{rows}\n"
+    )
+
+
+def configuration() -> str:
+    """One section a dataclass of the config tree, one row a field, with the text below it in the source."""
+    parts = [
+        value
+        for value in vars(config).values()
+        if dataclasses.is_dataclass(value) and isinstance(value, type) and value.__module__ == config.__name__
+    ]
+    return (
+        "# Configuration\n\n"
+        "The tree that says everything about an engine, from `learnvllm/architecture/config.py` "
+        "(upstream namesake: `vllm/config/`). Each part is frozen and checked when it is made.\n\n"
+        + "\n".join(section(part) for part in parts)
+    )
+
+
+def section(part: type) -> str:
+    notes = field_notes(part)
+    rows = "\n".join(
+        f"| `{field.name}` | `{type_of(field)}` | {default_of(field)} | {cell(notes.get(field.name, ''))} |"
+        for field in dataclasses.fields(part)
+    )
+    intro = inspect.cleandoc(part.__doc__ or "")
+    return (
+        f"## {part.__name__}\n\n{intro}\n\n| Field | Type | Default | Meaning |\n|---|---|---|---|\n{rows}\n"
+    )
+
+
+def type_of(field: dataclasses.Field[object]) -> str:
+    """The annotation as written; an alias of a Literal is spelled out."""
+    alias = getattr(config, str(field.type), None)
+    return cell(
+        str(alias).replace("typing.", "") if typing.get_origin(alias) is typing.Literal else str(field.type)
+    )
+
+
+def default_of(field: dataclasses.Field[object]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return "a fresh one"
+    return "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+
+
+def field_notes(part: type) -> dict[str, str]:
+    """Field -> the string literal that stands right below it in the class body."""
+    body = ast.parse(inspect.cleandoc(inspect.getsource(part))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    notes = {}
+    for field, note in zip(body.body, body.body[1:]):
+        named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if named and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
+            notes[field.target.id] = str(note.value.value)
+    return notes
+
+
+def cell(text: str) -> str:
+    """Text that may stand in a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    for path, markdown in pages().items():
+        target = Path(sys.argv[1]) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(markdown, "utf-8")
