@@ -223,3 +223,20 @@ def test_public_paged_attention_makes_its_output_and_fills_one_it_is_given() -> 
     made = ops.paged_attention(*args, batch.scale)
     assert ops.paged_attention(*args, batch.scale, out=out) is out
     torch.testing.assert_close(made, out)
+
+
+def test_indices_of_another_dtype_or_length_are_refused() -> None:
+    batch = Batch([(30, 1), (30, 12)], (4, 2), 16, 8, seed=3)
+    args = [batch.q, batch.k_cache, batch.v_cache, batch.block_table, batch.seq_lens, batch.query_start_loc]
+    for i, name in ((3, "block_table"), (4, "seq_lens"), (5, "query_start_loc")):
+        wrong = [a.long() if j == i else a for j, a in enumerate(args)]
+        with pytest.raises(ValueError, match=f"{name} must be contiguous torch.int32"):
+            ops.paged_attention(*wrong, batch.scale)
+    q, k, v = fused_qkv(4, 4, 2, 16)
+    positions = torch.arange(4)
+    with pytest.raises(
+        ValueError, match=r"slot_mapping must be contiguous torch.int64 of 4, not torch.int64 \(3,\)"
+    ):
+        ops.reshape_and_cache(k, v, batch.k_cache, batch.v_cache, positions[:3])
+    with pytest.raises(ValueError, match="positions must be contiguous torch.int64 of 4, not torch.int32"):
+        ops.rotary_embedding(positions.int(), q, k, randn(10, 16))

@@ -55,6 +55,15 @@ def _is_table(cos_sin_cache: Tensor) -> bool:
     return _suits(cos_sin_cache) and cos_sin_cache.is_contiguous()
 
 
+def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None = None) -> None:
+    """The kernels read raw memory: indices of another dtype or length would send them anywhere."""
+    if tensor.dtype != dtype or tensor.stride(-1) != 1 or (size is not None and tensor.shape != (size,)):
+        wanted = "" if size is None else f" of {size}"
+        raise ValueError(
+            f"{name} must be contiguous {dtype}{wanted}, not {tensor.dtype} {tuple(tensor.shape)}"
+        )
+
+
 def warm_up_kernels() -> None:
     """Load (or, the very first time, compile) every CPU kernel, so that no request waits for it."""
     _kernels("cpu")
@@ -107,6 +116,7 @@ def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Ten
     """
     cpu = _kernels("cpu")
     if cpu and _suits(q, k) and _is_table(cos_sin_cache):
+        _check("positions", positions, torch.int64, q.shape[0])
         cpu.rotary_embedding(positions, q, k, cos_sin_cache)
     else:
         torch_ref.rotary_embedding(positions, q, k, cos_sin_cache)
@@ -120,6 +130,7 @@ def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, sl
     """
     cpu = _kernels("cpu")
     if cpu and _suits(k, v) and _is_paged(k_cache, v_cache):
+        _check("slot_mapping", slot_mapping, torch.int64, k.shape[0])
         cpu.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
     else:
         torch_ref.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
@@ -140,6 +151,8 @@ def rope_and_cache(
     """
     cpu = _kernels("cpu")
     if cpu and _suits(q, k, v) and _is_table(cos_sin_cache) and _is_paged(k_cache, v_cache):
+        _check("positions", positions, torch.int64, q.shape[0])
+        _check("slot_mapping", slot_mapping, torch.int64, q.shape[0])
         cpu.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
     else:
         torch_ref.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
@@ -172,4 +185,7 @@ def paged_attention(
     attend = torch_ref.paged_attention
     if cpu and _suits(q) and _is_paged(k_cache, v_cache) and out.is_contiguous():
         attend = cpu.paged_attention
+        _check("block_table", block_table, torch.int32)
+        _check("seq_lens", seq_lens, torch.int32, block_table.shape[0])
+        _check("query_start_loc", query_start_loc, torch.int32, block_table.shape[0] + 1)
     return attend(q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window, out)
