@@ -53,7 +53,8 @@ def make_linear(weight: Tensor, bias: Tensor | None, mode: LinearMode) -> Linear
     if mode == "torch" or not weight.is_cpu:
         return TorchLinear(weight, bias)
     if mode == "fp32":
-        return OneDNNLinear(weight, bias) if torch.backends.mkldnn.is_available() else TorchLinear(weight, bias)
+        has_onednn = torch.backends.mkldnn.is_available()
+        return OneDNNLinear(weight, bias) if has_onednn else TorchLinear(weight, bias)
     if mode == "fp16":
         return FbgemmLinear(weight, bias)
     raise ValueError(f"unknown linear mode {mode!r}: use fp32, fp16 or torch")
@@ -77,8 +78,7 @@ class TorchLinear:
 
 
 class OneDNNLinear:
-    """The exact fp32 product on a weight that oneDNN has laid out in blocks once, instead of at every call.
-    """
+    """The exact fp32 product on a weight that oneDNN has laid out in blocks once, instead of at every call."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -120,5 +120,4 @@ def check_fits_fp16(weight: Tensor) -> None:
     low, high = torch.aminmax(weight)
     largest = max(-low.item(), high.item())
     if not largest <= FP16_MAX:
-        raise ValueError(f"a weight of {largest:g} does not fit half precision (largest 65504): use dtype
-        float32")
+        raise ValueError(f"a weight of {largest:g} exceeds half precision's 65504: use dtype float32")

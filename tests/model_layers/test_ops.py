@@ -238,5 +238,5 @@ def test_indices_of_another_dtype_or_length_are_refused() -> None:
         ValueError, match=r"slot_mapping must be contiguous torch.int64 of 4, not torch.int64 \(3,\)"
     ):
         ops.reshape_and_cache(k, v, batch.k_cache, batch.v_cache, positions[:3])
-    with pytest.raises(ValueError, match="positions must be contiguous torch.int64 of 4, not torch.int32"):
+    with pytest.raises(ValueError, match=r"positions must be contiguous torch.int64 of 4, not torch.int32"):
         ops.rotary_embedding(positions.int(), q, k, randn(10, 16))
