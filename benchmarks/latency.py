@@ -7,6 +7,7 @@ there, how much memory is held beyond weights and KV cache.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -46,7 +47,7 @@ def mixed(args: argparse.Namespace) -> dict:
 
 
 def pauses(args: argparse.Namespace) -> dict:
-    """Eight requests decode; a 900-token prompt arrives. p99 inter-token latency over the median, decodes only."""
+    """Eight requests decode; a 900-token prompt arrives. p99 of the decodes' inter-token latency over its median."""
     ratios = []
     for round_ in range(args.rounds):
         report = child([str(HERE / "latency.py"), "--child", "pauses", "--seed", str(round_)])
@@ -151,7 +152,7 @@ def child_pauses(seed: int) -> dict:
 
 
 def child_share(seed: int) -> dict:
-    """In one process: wall time of decode steps, detokenization included, against the forwards inside them."""
+    """In one process: wall time of decode steps, detokenization included, and of the forwards inside them."""
     os.environ["LEARNVLLM_ENABLE_MULTIPROCESSING"] = "0"
     from learnvllm import LLM, SamplingParams
     from learnvllm.architecture.tracing import RecordingTracer
@@ -166,7 +167,7 @@ def child_share(seed: int) -> dict:
     decodes = [
         e for e in tracer.events if len(e.scheduled) == 16 and all(s.num_tokens == 1 for s in e.scheduled)
     ]
-    walls = [b.start - a.start for a, b in zip(decodes, decodes[1:])]  # start to start: nothing escapes
+    walls = [b.start - a.start for a, b in itertools.pairwise(decodes)]  # start to start: nothing escapes
     forwards = [e.phases["forward"] for e in decodes[:-1]]
     return {"share": 1 - sum(forwards) / sum(walls), "step_ms": 1e3 * statistics.median(walls)}
 

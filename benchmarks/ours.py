@@ -1,7 +1,7 @@
 """Our engine on the workloads that the peers run: `python benchmarks/ours.py --dtype auto`.
 
-One line of JSON, same definitions as benchmarks/peers. The engine core runs in this process, as the peers' do,
-unless --multiprocessing puts it in its own.
+One line of JSON, same definitions as benchmarks/peers. The engine core runs in this process, as the peers'
+do, unless --multiprocessing puts it in its own.
 """
 
 import os
