@@ -1,0 +1,214 @@
+"""The door of the engine: a prompt and parameters become an EngineCoreRequest, or a clear error.
+
+Everything about a request that depends on the model or the pool is checked here and nowhere else, before
+anything is queued. Upstream namesake: vllm/v1/engine/input_processor.py.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TypedDict
+
+import msgspec
+
+from learnvllm.architecture.config import EngineConfig
+from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.messages import EngineCoreRequest
+from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.engine_core.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: list[int]
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt
+"""Text, token ids, or either under its name."""
+
+
+class InputProcessor:
+    """Validates requests against one engine.
+
+    Args:
+        tokenizer: None where callers bring token ids only.
+        kv_cache_tokens: tokens one request can have in the KV pool, as the engine reported when ready.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, kv_cache_tokens: int) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.kv_cache_tokens = kv_cache_tokens
+        self._vocab_size = config.model_config.arch.vocab_size
+        self._eos_token_ids = list(config.model_config.arch.eos_token_ids)
+        if not self._eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
+            self._eos_token_ids = [tokenizer.eos_token_id]
+
+    def process_inputs(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> tuple[str | None, EngineCoreRequest]:
+        """Returns the prompt's text, if it came as text, and the request.
+
+        Raises:
+            ValidationError: the request cannot be served as it is; says what to change.
+        """
+        params.verify()
+        text, token_ids = self._tokenize(prompt)
+        self._check_prompt(token_ids, params)
+        self._check_priority(priority)
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=self._complete_params(params, len(token_ids)),
+            eos_token_ids=self._eos_token_ids,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        return text, request
+
+    # ---------------------------------------------------------------------------------------- the prompt
+
+    def _tokenize(self, prompt: PromptType) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, dict):
+            prompt = _unwrap(prompt)
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValidationError(
+                    "This engine was built without a tokenizer; give prompt_token_ids.", parameter="prompt"
+                )
+            return prompt, self.tokenizer.encode(prompt)
+        if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
+            raise ValidationError(
+                f"prompt must be a string or a list of token ids, not {_describe(prompt)}.",
+                parameter="prompt",
+            )
+        return None, list(prompt)
+
+    def _check_prompt(self, token_ids: list[int], params: SamplingParams) -> None:
+        if not token_ids:
+            raise ValidationError(
+                "The prompt is empty; give at least one token.", parameter="prompt", value=""
+            )
+        self._check_vocabulary("prompt_token_ids", token_ids)
+        length, limit = len(token_ids), self.config.max_model_len
+        if length >= limit:
+            raise ValidationError(
+                f"The prompt has {length} tokens, which leaves no room for output: this model's maximum "
+                f"length is {limit} tokens. Shorten the prompt to at most {limit - 1}.",
+                parameter="prompt",
+                value=length,
+            )
+        if params.max_tokens is not None and length + params.max_tokens > limit:
+            raise ValidationError(
+                f"The prompt's {length} tokens and max_tokens={params.max_tokens} make "
+                f"{length + params.max_tokens}, above the maximum length of {limit} tokens. Lower "
+                f"max_tokens to at most {limit - length}, or shorten the prompt.",
+                parameter="max_tokens",
+                value=params.max_tokens,
+            )
+        if length > self.kv_cache_tokens:
+            raise ValidationError(
+                f"The prompt has {length} tokens, but the KV cache holds {self.kv_cache_tokens}: it could "
+                "never run. Shorten the prompt, or give the engine more memory (--gpu-memory-utilization, "
+                "--kv-cache-memory-bytes, --num-gpu-blocks-override).",
+                parameter="prompt",
+                value=length,
+            )
+
+    # ------------------------------------------------------------------------------------ the parameters
+
+    def _complete_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """A copy with everything filled in that the core needs to know."""
+        limit = self.config.model_config.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > limit:
+                raise ValidationError(
+                    f"{name}={value}: this server returns at most {limit} (--max-logprobs).",
+                    parameter=name,
+                    value=value,
+                )
+        self._check_vocabulary("logit_bias", list(params.logit_bias))
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        for sequence in params.bad_words_token_ids:
+            self._check_vocabulary("bad_words_token_ids", sequence)
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            raise ValidationError(
+                "stop and bad_words need a tokenizer, and this engine was built without one.",
+                parameter="stop" if params.stop else "bad_words",
+            )
+        room = self.config.max_model_len - num_prompt_tokens
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if params.min_tokens > max_tokens:
+            raise ValidationError(
+                f"min_tokens={params.min_tokens}: at most {max_tokens} tokens can follow this prompt.",
+                parameter="min_tokens",
+                value=params.min_tokens,
+            )
+        return msgspec.structs.replace(
+            params,
+            max_tokens=max_tokens,
+            bad_words_token_ids=params.bad_words_token_ids + self._tokenize_bad_words(params.bad_words),
+        )
+
+    def _tokenize_bad_words(self, words: list[str]) -> list[list[int]]:
+        """Each word as it is spelled at the start of a text and inside one (after a space)."""
+        sequences: list[list[int]] = []
+        for word in words:
+            assert self.tokenizer is not None
+            bare = self.tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
+            spaced = self.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            for sequence in (bare, spaced):
+                if sequence and sequence not in sequences:
+                    sequences.append(sequence)
+        return sequences
+
+    def _check_vocabulary(self, parameter: str, token_ids: list[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise ValidationError(
+                    f"{parameter} has token id {token_id}; this model's ids run from 0 to "
+                    f"{self._vocab_size - 1}.",
+                    parameter=parameter,
+                    value=token_id,
+                )
+
+    def _check_priority(self, priority: int) -> None:
+        policy = self.config.scheduler_config.policy
+        if priority != 0 and policy != "priority":
+            raise ValidationError(
+                f"priority={priority} has no effect under the scheduling policy {policy!r}. Leave it out, or "
+                "start the engine with --scheduling-policy priority.",
+                parameter="priority",
+                value=priority,
+            )
+
+
+def _unwrap(prompt: TextPrompt | TokensPrompt) -> str | list[int]:
+    if len(prompt) == 1:
+        for key in ("prompt", "prompt_token_ids"):
+            if key in prompt:
+                return prompt[key]  # type: ignore[typeddict-item]
+    raise ValidationError(
+        f"A prompt given as a dictionary has exactly one key, prompt or prompt_token_ids, not "
+        f"{sorted(prompt)}.",
+        parameter="prompt",
+    )
+
+
+def _describe(prompt: object) -> str:
+    if isinstance(prompt, list):
+        wrong = next((item for item in prompt if type(item) is not int), None)
+        return f"a list with {wrong!r} in it"
+    return type(prompt).__name__

@@ -1,0 +1,306 @@
+"""Tokens from the engine become text for the caller: the one loop over each step's outputs.
+
+Detokenizing, stop strings, logprobs, stream intervals, `n` and statistics are all done in this pass. A stop
+string is found here, not in the core: the request is then aborted there. Upstream namesake:
+vllm/v1/engine/output_processor.py (OutputProcessor, RequestState).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+from learnvllm.architecture.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from learnvllm.architecture.sampling_params import RequestOutputKind
+from learnvllm.engine_core.detokenizer import make_detokenizer
+from learnvllm.engine_core.logprobs import LogprobsProcessor
+from learnvllm.engine_core.metrics.stats import IterationStats, RequestStateStats
+from learnvllm.engine_core.output_collector import RequestOutputCollector
+from learnvllm.engine_core.parallel_sampling import ParentRequest
+from learnvllm.engine_core.protocol import from_remote_error
+from learnvllm.engine_core.tokenizer import Tokenizer
+
+
+class RequestState:
+    """One request (or one of a parent's children) between its acceptance and its last output."""
+
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        *,
+        parent: ParentRequest | None,
+        index: int,
+        queue: RequestOutputCollector | None,
+        log_stats: bool,
+    ) -> None:
+        params = request.sampling_params
+        self.request_id = request.request_id
+        self.parent = parent
+        self.external_id = request.request_id if parent is None else parent.request_id
+        self.index = index
+        self.queue = queue
+        self.prompt = prompt
+        self.prompt_token_ids = request.prompt_token_ids
+        self.num_cached_tokens = 0
+        self.detokenizer = make_detokenizer(tokenizer, request.prompt_token_ids, params)
+        self.logprobs = LogprobsProcessor(tokenizer, params)
+        self.stats = RequestStateStats(request.arrival_time) if log_stats else None
+        self.arrival_time = request.arrival_time
+        self._output_kind = params.output_kind
+        self._stream_interval = params.stream_interval
+        self._num_sent = 0
+        self._prompt_logprobs_sent = False
+
+    def make_output(
+        self,
+        finish_reason: FinishReason | None,
+        stop_reason: int | str | None,
+        error: Exception | None = None,
+    ) -> RequestOutput | None:
+        """What to hand on now; None when nothing is due (interval not full, final output only)."""
+        finished = finish_reason is not None
+        if not finished and not self._is_due():
+            return None
+        completions = [self._completion(finish_reason, stop_reason)]
+        if self.parent is not None:
+            if self.index == 0:
+                self.parent.prompt_logprobs = self.logprobs.prompt_logprobs
+                self.parent.num_cached_tokens = self.num_cached_tokens
+            completions, finished = self.parent.add_output(self.request_id, completions[0])
+            if not completions:
+                return None
+        return self._request_output(completions, finished, error)
+
+    def _is_due(self) -> bool:
+        if self._output_kind is RequestOutputKind.FINAL_ONLY:
+            return False
+        num_tokens = len(self.detokenizer.token_ids)
+        # The first token is never held back; later ones until a whole interval has come together.
+        return num_tokens > 0 and (
+            self._num_sent == 0 or num_tokens - self._num_sent >= self._stream_interval
+        )
+
+    def _completion(
+        self, finish_reason: FinishReason | None, stop_reason: int | str | None
+    ) -> CompletionOutput:
+        delta = self._output_kind is RequestOutputKind.DELTA
+        begin, self._num_sent = self._num_sent if delta else 0, len(self.detokenizer.token_ids)
+        logprobs = self.logprobs.logprobs
+        return CompletionOutput(
+            index=self.index,
+            text=self.detokenizer.next_text(finished=finish_reason is not None, delta=delta),
+            token_ids=self.detokenizer.token_ids[begin:],  # a copy: the list goes on growing
+            cumulative_logprob=self.logprobs.cumulative_logprob,
+            logprobs=None if logprobs is None else logprobs[begin:],
+            finish_reason=None if finish_reason is None else str(finish_reason),
+            stop_reason=stop_reason,
+        )
+
+    def _request_output(
+        self, completions: list[CompletionOutput], finished: bool, error: Exception | None
+    ) -> RequestOutput:
+        source = self.logprobs if self.parent is None else self.parent
+        prompt_logprobs = source.prompt_logprobs
+        if self._output_kind is RequestOutputKind.DELTA:  # a delta brings them once
+            prompt_logprobs = None if self._prompt_logprobs_sent else prompt_logprobs
+            self._prompt_logprobs_sent = True
+        metrics = (
+            RequestMetrics(self.arrival_time)
+            if self.stats is None
+            else self.stats.to_metrics(time.time(), finished)
+        )
+        return RequestOutput(
+            request_id=self.external_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=completions,
+            finished=finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens
+            if self.parent is None
+            else self.parent.num_cached_tokens,
+            metrics=metrics,
+            error=error,
+        )
+
+
+@dataclass
+class ProcessedOutputs:
+    """What one pass gave."""
+
+    request_outputs: list[RequestOutput] = field(default_factory=list)
+    """Of requests without a queue (LLMEngine); the others went into their queues."""
+    reqs_to_abort: list[str] = field(default_factory=list)
+    """Ended by a stop string: the core does not know yet."""
+
+
+class OutputProcessor:
+    """Keeps a RequestState for every request of this front end.
+
+    Args:
+        tokenizer: None where callers want token ids only.
+        log_stats: keep the moments behind the metrics.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, log_stats: bool = False) -> None:
+        self.tokenizer = tokenizer
+        self.log_stats = log_stats
+        self.request_states: dict[str, RequestState] = {}
+        self.parent_requests: dict[str, ParentRequest] = {}
+        self._aborted: list[RequestState] = []
+        """For the next IterationStats."""
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.request_states)
+
+    def num_unfinished_requests(self) -> int:
+        return len(self.request_states)
+
+    def check_unused(self, request_ids: Iterable[str]) -> None:
+        """Raises ValidationError when a request of such an id is running."""
+        for request_id in request_ids:
+            if request_id in self.request_states or request_id in self.parent_requests:
+                raise ValidationError(
+                    f"request_id {request_id!r} is in use by a running request; choose another.",
+                    parameter="request_id",
+                    value=request_id,
+                )
+
+    def add_request(
+        self,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        *,
+        parent: ParentRequest | None = None,
+        index: int = 0,
+        queue: RequestOutputCollector | None = None,
+    ) -> None:
+        """Start tracking. Call `check_unused` before adding the first of a request's children."""
+        self.request_states[request.request_id] = RequestState(
+            request,
+            prompt,
+            self.tokenizer,
+            parent=parent,
+            index=index,
+            queue=queue,
+            log_stats=self.log_stats,
+        )
+        if parent is not None:
+            self.parent_requests[parent.request_id] = parent
+
+    def process_outputs(
+        self,
+        outputs: list[EngineCoreOutput],
+        engine_ts: float = 0.0,
+        iteration_stats: IterationStats | None = None,
+    ) -> ProcessedOutputs:
+        """One pass over what a step of the engine produced. Outputs of requests aborted here are dropped."""
+        processed = ProcessedOutputs()
+        for output in outputs:
+            state = self.request_states.get(output.request_id)
+            if state is not None:
+                self._process(state, output, engine_ts, iteration_stats, processed)
+        self._count_aborted(iteration_stats)
+        return processed
+
+    def _process(
+        self,
+        state: RequestState,
+        output: EngineCoreOutput,
+        engine_ts: float,
+        iteration_stats: IterationStats | None,
+        processed: ProcessedOutputs,
+    ) -> None:
+        if iteration_stats is not None and state.stats is not None:
+            iteration_stats.update_from_output(output, engine_ts, len(state.prompt_token_ids), state.stats)
+        state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens)
+        finish_reason, stop_reason = output.finish_reason, output.stop_reason
+        stop_string = self._update_text(state, output)
+        if stop_string is not None:
+            finish_reason, stop_reason = FinishReason.STOP, stop_string
+            if not output.finished:
+                processed.reqs_to_abort.append(state.request_id)
+        error = None if output.error is None else from_remote_error(output.error)
+        if error is not None and state.parent is not None:  # one child refused: the whole request is
+            processed.reqs_to_abort.extend(self._drop_siblings(state))
+        if finish_reason is not None:
+            self._finish(state, finish_reason, iteration_stats)
+        self._emit(state, state.make_output(finish_reason, stop_reason, error), processed)
+
+    def _update_text(self, state: RequestState, output: EngineCoreOutput) -> str | None:
+        """Feed the new tokens; returns the stop string that ends the request, if one does."""
+        known = len(state.detokenizer.token_ids)
+        stop = state.detokenizer.update(output.new_token_ids, output.finish_reason is FinishReason.STOP)
+        if stop is None and output.finished:
+            stop = state.detokenizer.finish()
+        state.logprobs.update(output.new_logprobs, len(state.detokenizer.token_ids) - known)
+        state.logprobs.update_prompt(output.new_prompt_logprobs)
+        return stop
+
+    def _emit(self, state: RequestState, output: RequestOutput | None, processed: ProcessedOutputs) -> None:
+        if output is None:
+            return
+        if state.queue is None:
+            processed.request_outputs.append(output)
+        else:
+            state.queue.put(output if output.error is None else output.error)
+
+    # ------------------------------------------------------------------------------------ ends of requests
+
+    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget requests, given by the ids callers know; returns the ids the core knows them by.
+
+        Whoever waits for one gets a last output with finish_reason "abort".
+        """
+        aborted: list[str] = []
+        for request_id in request_ids:
+            parent = self.parent_requests.get(request_id)
+            for child_id in [request_id] if parent is None else parent.child_ids():
+                state = self.request_states.get(child_id)
+                if state is None:
+                    continue
+                aborted.append(child_id)
+                self._finish(state, FinishReason.ABORT, None)
+                self._aborted.append(state)
+                self._emit(state, state.make_output(FinishReason.ABORT, None), ProcessedOutputs())
+        return aborted
+
+    def fail_all(self, error: Exception) -> None:
+        """The engine is gone: every waiting consumer gets `error`."""
+        for state in self.request_states.values():
+            if state.queue is not None:
+                state.queue.put(error)
+        self.request_states.clear()
+        self.parent_requests.clear()
+
+    def _finish(
+        self, state: RequestState, reason: FinishReason, iteration_stats: IterationStats | None
+    ) -> None:
+        self.request_states.pop(state.request_id, None)
+        parent = state.parent
+        if parent is not None and parent.unfinished <= {state.request_id}:
+            self.parent_requests.pop(parent.request_id, None)
+        if iteration_stats is not None and state.stats is not None:
+            iteration_stats.finish_request(reason, len(state.prompt_token_ids), state.stats)
+
+    def _drop_siblings(self, state: RequestState) -> list[str]:
+        assert state.parent is not None
+        siblings = [s for s in state.parent.unfinished if s != state.request_id and s in self.request_states]
+        for sibling in siblings:
+            self.request_states.pop(sibling)
+        state.parent.unfinished = {state.request_id}
+        return siblings
+
+    def _count_aborted(self, iteration_stats: IterationStats | None) -> None:
+        aborted, self._aborted = self._aborted, []
+        if iteration_stats is not None:
+            for state in aborted:
+                if state.stats is not None:
+                    iteration_stats.finish_request(
+                        FinishReason.ABORT, len(state.prompt_token_ids), state.stats
+                    )
