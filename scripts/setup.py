@@ -80,7 +80,10 @@ def venv_version() -> tuple[int, int] | None:
     code = (
         "import sys, importlib.util as u; print(*sys.version_info[:2]) if u.find_spec('pip') else sys.exit(1)"
     )
-    answer = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, env=clean_env())
+    try:
+        answer = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, env=clean_env())
+    except OSError:  # torn, or made for another machine
+        return None
     if answer.returncode != 0:
         return None
     major, minor = answer.stdout.split()

@@ -1,0 +1,159 @@
+"""The set-up script: what is done is not done again, what is half-made is repaired, failures name their cause."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> ModuleType:
+    """scripts/setup.py, working on a copy of the project in a folder whose path has a space."""
+    root = tmp_path / "a copy"
+    root.mkdir()
+    for name in ("pyproject.toml", "constraints.txt"):
+        (root / name).write_bytes((ROOT / name).read_bytes())
+    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "scripts/setup.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ROOT, module.VENV = root, root / ".venv"
+    module.PYTHON, module.STAMP, module.LOG = (
+        root / ".venv" / n for n in ("bin/python", "stamp.json", "log")
+    )
+    return module
+
+
+@pytest.fixture
+def pip_calls(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Stands in for pip, which would need a network: records what it was asked to install."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(setup, "pip", lambda arguments, label: calls.append(arguments))
+    monkeypatch.setattr(setup, "torch_from_cpu_index", lambda: None)
+    setup.VENV.mkdir()
+    return calls
+
+
+def test_a_finished_set_up_is_not_done_again(setup: ModuleType, pip_calls: list[list[str]]) -> None:
+    setup.ensure_packages({"serve"})
+    setup.ensure_packages({"serve"})
+    assert pip_calls == [["-c", "constraints.txt", "-e", ".[serve]"]]
+
+
+def test_extras_add_up(setup: ModuleType, pip_calls: list[list[str]]) -> None:
+    setup.ensure_packages({"serve"})
+    setup.ensure_packages({"dev"})
+    setup.ensure_packages({"serve"})
+    assert [call[-1] for call in pip_calls] == [".[serve]", ".[dev,serve]"]
+
+
+def test_a_changed_pin_is_installed_and_a_changed_style_rule_is_not(
+    setup: ModuleType, pip_calls: list[list[str]]
+) -> None:
+    setup.ensure_packages({"serve"})
+    with (setup.ROOT / "pyproject.toml").open("a") as file:
+        file.write("\n[tool.of-taste]\nx = 1\n")
+    setup.ensure_packages({"serve"})
+    assert len(pip_calls) == 1
+    with (setup.ROOT / "constraints.txt").open("a") as file:
+        file.write("something==1.0\n")
+    setup.ensure_packages({"serve"})
+    assert len(pip_calls) == 2
+
+
+def test_an_interrupted_install_goes_on(
+    setup: ModuleType, pip_calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(arguments: list[str], label: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "pip", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            setup.ensure_packages({"serve"})
+    setup.ensure_packages(set())
+    assert [call[-1] for call in pip_calls] == [".[serve]"], "it still knows what was wanted"
+
+
+def test_half_unpacked_packages_are_forgotten(setup: ModuleType) -> None:
+    packages = setup.VENV / "lib/python3.11/site-packages"
+    for name, files in {
+        "whole-1.dist-info": ["METADATA", "INSTALLER"],
+        "torn-1.dist-info": ["METADATA"],
+        "~orn": [],
+    }.items():
+        (packages / name).mkdir(parents=True)
+        for file in files:
+            (packages / name / file).touch()
+    setup.repair_packages()
+    assert [path.name for path in packages.iterdir()] == ["whole-1.dist-info"]
+
+
+def test_a_torn_stamp_counts_as_none(setup: ModuleType) -> None:
+    setup.VENV.mkdir()
+    setup.STAMP.write_text('{"done": tr')
+    assert setup.read_stamp() == {}
+
+
+@pytest.mark.parametrize("half_made", ["no python", "a python that does not run", "made elsewhere", "a file"])
+def test_a_venv_that_cannot_be_used_is_made_anew(
+    setup: ModuleType, half_made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup.PYTHON.parent.mkdir(parents=True)
+    if half_made == "a python that does not run":
+        setup.PYTHON.write_text("torn")
+        setup.PYTHON.chmod(0o755)
+    elif half_made == "made elsewhere":
+        setup.PYTHON.symlink_to(sys.executable)
+        setup.STAMP.write_text(json.dumps({"root": "/somewhere/else"}))
+    elif half_made == "a file":
+        setup.PYTHON.parent.rmdir()
+        setup.VENV.rmdir()
+        setup.VENV.touch()
+    made: list[list[str]] = []
+
+    real_run = subprocess.run
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        if "venv" not in command:
+            return real_run(command, **options)  # type: ignore[call-overload, no-any-return]
+        assert not setup.VENV.exists()
+        made.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(setup.subprocess, "run", run)
+    setup.ensure_venv(python_was_chosen=False)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "disk is full",
+        ),
+        (
+            "Retrying ... NewConnectionError: [Errno -3] Temporary failure in name resolution",
+            "could not be reached",
+        ),
+        ("ssl.SSLCertVerificationError: CERTIFICATE_VERIFY_FAILED", "certificate"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "no torch==2.13.0 for this Python"),
+        ("ERROR: something nobody foresaw", "something nobody foresaw"),
+    ],
+)
+def test_a_failure_names_its_cause(setup: ModuleType, output: str, said: str) -> None:
+    assert said in setup.explain(output, "pip stopped")
+
+
+def test_missing_venv_modules_name_the_package(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ensurepip" else object())
+    with pytest.raises(setup.SetupError, match=r"ensurepip.*\n.*apt install python3\.\d+-venv"):
+        setup.check_venv_modules()
