@@ -79,8 +79,8 @@ class ModelArchitecture:
         config_path = path / "config.json"
         if not config_path.is_file():
             raise ModelLoadError(
-                f"{path} has no config.json, so it is not a model directory. Give a directory with config.json, "
-                "tokenizer.json and *.safetensors, or a .gguf file.",
+                f"{path} has no config.json, so it is not a model directory. Give a directory with "
+                "config.json, tokenizer.json and *.safetensors, or a .gguf file.",
                 parameter="model",
                 value=str(path),
             )
@@ -90,7 +90,15 @@ class ModelArchitecture:
         try:
             return _parse(config, extra_eos)
         except KeyError as missing:
-            raise ModelLoadError(f"{config_path} lacks the field {missing}.", parameter="model", value=str(path)) from None
+            raise ModelLoadError(
+                f"{config_path} lacks the field {missing}.", parameter="model", value=str(path)
+            ) from None
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ModelLoadError):
+                raise
+            raise ModelLoadError(
+                f"{config_path} has a field of the wrong type: {error}.", parameter="model", value=str(path)
+            ) from None
 
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "gemma3_text")
@@ -100,7 +108,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read as JSON: {error}.", parameter="model", value=str(path)) from None
+        raise ModelLoadError(
+            f"{path} cannot be read as JSON: {error}.", parameter="model", value=str(path)
+        ) from None
     if not isinstance(data, dict):
         raise ModelLoadError(f"{path} must hold a JSON object.", parameter="model", value=str(path))
     return data
@@ -114,6 +124,7 @@ def _parse(config: dict[str, Any], extra_eos: Any) -> ModelArchitecture:
             parameter="model_type",
             value=model_type,
         )
+    _refuse_unsupported(config)
     num_layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
     hidden = int(config["hidden_size"])
@@ -131,7 +142,7 @@ def _parse(config: dict[str, Any], extra_eos: Any) -> ModelArchitecture:
         head_dim=int(config.get("head_dim") or hidden // heads),
         max_position_embeddings=int(config["max_position_embeddings"]),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        hidden_act=str(config.get("hidden_activation") or config.get("hidden_act") or "silu"),
+        hidden_act=_activation(config),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type == "gemma3_text")),
         attention_bias=has_qkv_bias,
         attention_out_bias=model_type != "qwen2" and bool(config.get("attention_bias", False)),
@@ -147,24 +158,63 @@ def _parse(config: dict[str, Any], extra_eos: Any) -> ModelArchitecture:
     )
 
 
+_MEANT_TO_BE_UNSET = {
+    "quantization_config": "quantized checkpoints come with Day 7",
+    "attn_logit_softcapping": "capped attention scores are not implemented",
+    "final_logit_softcapping": "capped logits are not implemented",
+    "use_bidirectional_attention": "only causal attention is implemented",
+}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
+
+
+def _refuse_unsupported(config: dict[str, Any]) -> None:
+    """Settings that change what the model computes and that no layer here knows."""
+    for name, why in _MEANT_TO_BE_UNSET.items():
+        if config.get(name):
+            raise ModelLoadError(f"config.json sets {name}: {why}.", parameter=name, value=config[name])
+
+
+def _activation(config: dict[str, Any]) -> str:
+    name = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
+    if name not in _ACTIVATIONS:
+        raise ModelLoadError(
+            f"hidden_act {name!r} is not implemented. Implemented: {', '.join(_ACTIVATIONS)}.",
+            parameter="hidden_act",
+            value=name,
+        )
+    return _ACTIVATIONS[name]
+
+
 def _sliding_window(config: dict[str, Any], model_type: str) -> int | None:
+    if model_type == "llama":
+        return None  # transformers' Llama has no window, whatever the config says
     window = config.get("sliding_window")
     if model_type in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
         return None  # these configs name a window even when it is switched off
     return int(window) if window else None
 
 
-def _layer_types(config: dict[str, Any], model_type: str, num_layers: int, window: int | None) -> tuple[str, ...]:
+def _layer_types(
+    config: dict[str, Any], model_type: str, num_layers: int, window: int | None
+) -> tuple[str, ...]:
     given = config.get("layer_types")
     if given:
         unknown = sorted(set(given) - {FULL_ATTENTION, SLIDING_ATTENTION})
         if unknown:
-            raise ModelLoadError(f"layer types {unknown} are not implemented.", parameter="layer_types", value=unknown)
+            raise ModelLoadError(
+                f"layer types {unknown} are not implemented.", parameter="layer_types", value=unknown
+            )
         if len(given) != num_layers:
             raise ModelLoadError(
                 f"layer_types names {len(given)} layers but num_hidden_layers is {num_layers}.",
                 parameter="layer_types",
                 value=len(given),
+            )
+        if SLIDING_ATTENTION in given and window is None:
+            raise ModelLoadError(
+                "layer_types names sliding_attention but config.json sets no sliding_window.",
+                parameter="sliding_window",
+                value=config.get("sliding_window"),
             )
         return tuple(given)
     if window is None:
@@ -172,27 +222,23 @@ def _layer_types(config: dict[str, Any], model_type: str, num_layers: int, windo
     if model_type == "gemma3_text":
         pattern = int(config.get("sliding_window_pattern") or 6)
         return tuple(SLIDING_ATTENTION if (i + 1) % pattern else FULL_ATTENTION for i in range(num_layers))
-    first_sliding = int(config.get("max_window_layers", 0)) if model_type in ("qwen2", "qwen3") else 0
+    first_sliding = int(config.get("max_window_layers", 28))
     return tuple(SLIDING_ATTENTION if i >= first_sliding else FULL_ATTENTION for i in range(num_layers))
 
 
 def _parse_rope(config: dict[str, Any], model_type: str) -> tuple[RopeConfig, RopeConfig | None]:
-    """Read both spellings: `rope_parameters` (transformers >= 5) and `rope_theta` + `rope_scaling` (before)."""
-    parameters = config.get("rope_parameters")
-    default_theta = 1_000_000.0 if model_type == "gemma3_text" else 10_000.0
-    if parameters is None:
-        scaling = dict(config.get("rope_scaling") or {})
-        scaling.setdefault("rope_theta", config.get("rope_theta", default_theta))
-        rope = _one_rope(scaling, default_theta)
-        local = RopeConfig(theta=float(config.get("rope_local_base_freq", 10_000.0)))
-        return rope, local if model_type == "gemma3_text" else None
-    if FULL_ATTENTION in parameters:  # one set per layer type
-        full = _one_rope(parameters[FULL_ATTENTION], default_theta)
-        return full, _one_rope(parameters.get(SLIDING_ATTENTION, {}), 10_000.0)
-    return _one_rope(parameters, float(config.get("rope_theta", default_theta))), None
+    """Both spellings: `rope_parameters` (transformers >= 5) and `rope_theta` + `rope_scaling` (before)."""
+    gemma = model_type == "gemma3_text"
+    theta = float(config.get("rope_theta") or (1_000_000.0 if gemma else 10_000.0))
+    local_theta = float(config.get("rope_local_base_freq") or 10_000.0)
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if FULL_ATTENTION in given or SLIDING_ATTENTION in given:  # one set per layer type
+        full, local = given.get(FULL_ATTENTION) or {}, given.get(SLIDING_ATTENTION) or {}
+        return _one_rope(full, config, theta), _one_rope(local, config, local_theta)
+    return _one_rope(given, config, theta), RopeConfig(theta=local_theta) if gemma else None
 
 
-def _one_rope(p: dict[str, Any], default_theta: float) -> RopeConfig:
+def _one_rope(p: dict[str, Any], config: dict[str, Any], default_theta: float) -> RopeConfig:
     rope_type = p.get("rope_type") or p.get("type") or "default"
     if rope_type not in ("default", "linear", "llama3", "yarn"):
         raise ModelLoadError(
@@ -200,11 +246,25 @@ def _one_rope(p: dict[str, Any], default_theta: float) -> RopeConfig:
             parameter="rope_type",
             value=rope_type,
         )
-    original = p.get("original_max_position_embeddings")
+    partial = p.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise ModelLoadError(
+            f"partial_rotary_factor={partial}: rotating part of a head is not implemented.",
+            parameter="partial_rotary_factor",
+            value=partial,
+        )
+    original = config.get("original_max_position_embeddings") or p.get("original_max_position_embeddings")
+    if rope_type in ("llama3", "yarn"):
+        original = original or config["max_position_embeddings"]
+    factor = p.get("factor")
+    if factor is None and rope_type == "yarn":
+        factor = config["max_position_embeddings"] / original
+    elif factor is None and rope_type != "default":
+        raise KeyError("factor")
     return RopeConfig(
-        theta=float(p.get("rope_theta", default_theta)),
+        theta=float(p.get("rope_theta") or default_theta),
         rope_type=rope_type,
-        factor=float(p.get("factor", 1.0)),
+        factor=float(factor or 1.0),
         original_max_position=int(original) if original else None,
         low_freq_factor=float(p.get("low_freq_factor", 1.0)),
         high_freq_factor=float(p.get("high_freq_factor", 4.0)),

@@ -1,7 +1,7 @@
 """The attention layer: rotate q and k, write k and v into the paged cache, attend over the cache's blocks.
 
-It knows nothing of requests. A step's `StepContext` says where tokens are to be written and which blocks belong to
-whom, and it is an argument: upstream keeps it in a context variable (vllm/forward_context.py).
+It knows nothing of requests. A step's `StepContext` says where tokens are to be written and which blocks
+belong to whom, and it is an argument: upstream keeps it in a context variable (vllm/forward_context.py).
 Upstream namesake: vllm/model_executor/layers/attention/attention.py (Attention). Paper: arXiv 2309.06180.
 """
 
@@ -42,7 +42,7 @@ class StepContext:
 
 
 class Attention:
-    """Causal attention of one layer with grouped kv heads (arXiv 2305.13245), optionally over a sliding window."""
+    """Causal attention of one layer, with grouped kv heads (arXiv 2305.13245) and maybe a window."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Attention:
         self.sliding_window = sliding_window
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of the fused projection. qkv: [T, (Hq + 2 Hk) * D] -> q [T, Hq, D], k [T, Hk, D], v [T, Hk, D]."""
+        """Views of the fused projection. [T, (Hq + 2 Hk) * D] -> q [T, Hq, D], k [T, Hk, D], v [T, Hk, D]."""
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return q, k, v
 
     def __call__(self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: StepContext) -> Tensor:
-        """positions: [T] int64; q, k, v as `split` gives them (q and k are rotated in place) -> [T, Hq * D]."""
+        """positions: [T] int64; q, k, v as `split` gives them, q and k rotated in place -> [T, Hq * D]."""
         meta = ctx.metadata[self.layer_name]
         k_cache, v_cache = ctx.kv_caches[self.layer_name]
         ops.rope_and_cache(positions, q, k, v, self.cos_sin_cache, k_cache, v_cache, meta.slot_mapping)

@@ -1,7 +1,7 @@
 """RMSNorm, fused with the addition of the residual stream that always comes just before it.
 
-Between layers two tensors travel: `hidden`, what the last sublayer computed, and `residual`, the stream it has not
-been added to yet. The norm adds the first into the second and normalizes in one pass over memory.
+Between layers two tensors travel: `hidden`, what the last sublayer computed, and `residual`, the stream it
+has not been added to yet. The norm adds the first into the second and normalizes in one pass over memory.
 Upstream namesake: vllm/model_executor/layers/layernorm.py (RMSNorm). Paper: arXiv 1910.07467.
 """
 

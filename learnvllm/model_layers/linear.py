@@ -1,8 +1,8 @@
 """A linear layer, and the stacking of several checkpoint tensors into one.
 
-q, k and v (and gate and up) read the same input, so their weights are stacked and computed as one matrix product:
-fewer, larger products. Upstream namesake: vllm/model_executor/layers/linear.py (QKVParallelLinear,
-MergedColumnParallelLinear).
+q, k and v (and gate and up) read the same input, so their weights are stacked and computed as one matrix
+product: fewer, larger products. Which kernel computes it is `linear_kernels.py`'s affair. Upstream namesake:
+vllm/model_executor/layers/linear.py (QKVParallelLinear, MergedColumnParallelLinear).
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learnvllm.model_layers.plain_linear import make_linear
-from learnvllm.model_layers.weights import LinearMode, Weights
-
-FP16_MAX = 65504.0
+from learnvllm.model_layers.linear_kernels import FP16_MAX, LinearMode, make_linear
+from learnvllm.model_layers.weights import Weights
 
 
 class Linear:
-    """y = x W^T + b. x: [T, in_features] -> [T, sum of out_features], fp32 in and out.
+    """y = x W^T + b. x: [T, in_features] -> [T, sum of the projections' rows], fp32 in and out.
 
     Args:
         weights: the point of the name tree above the projections.
@@ -32,14 +30,11 @@ class Linear:
         self, weights: Weights, projections: Sequence[tuple[str, int]], in_features: int, bias: bool = False
     ) -> None:
         stacked = [weights.take(f"{name}.weight", rows, in_features) for name, rows in projections]
-        biases = [weights.take(f"{name}.bias", rows) for name, rows in projections] if bias else None
-        weight = stacked[0] if len(stacked) == 1 else torch.cat([w.float() for w in stacked])
-        del (
-            stacked
-        )  # the views into the checkpoint file, so that only the stacked copy is left while it is packed
+        biases = [weights.take(f"{name}.bias", rows) for name, rows in projections] if bias else []
+        weight = stacked[0].float() if len(stacked) == 1 else torch.cat([w.float() for w in stacked])
         self.kernel = make_linear(
-            weight.float(),
-            torch.cat([b.float() for b in biases]) if biases else None,
+            weight,
+            torch.cat([b.float() for b in biases]) if bias else None,
             mode=safe_mode(weight, weights.linear_mode),
         )
         weights.count(self.kernel.weight_bytes)
@@ -49,9 +44,9 @@ class Linear:
 
 
 def safe_mode(weight: Tensor, mode: LinearMode) -> LinearMode:
-    """fp32 where half precision cannot hold a weight (bfloat16 checkpoints reach beyond 65504), else `mode`."""
+    """`mode`, but fp32 where half precision cannot hold a weight: bfloat16 checkpoints reach beyond 65504."""
     if mode == "fp16":
         low, high = torch.aminmax(weight)
-        if max(-low.item(), high.item()) > FP16_MAX:
+        if not max(-low.item(), high.item()) <= FP16_MAX:
             return "fp32"
     return mode

@@ -1,7 +1,8 @@
 """What the model runner may ask of a model, whichever architecture it is.
 
-A model computes hidden states for a flat batch of tokens and logits for the rows that need them; it keeps no state
-between steps. Upstream namesake: vllm/model_executor/models/interfaces_base.py (VllmModelForTextGeneration).
+A model computes hidden states for a flat batch of tokens and logits for the rows that need them; it keeps no
+state between steps. Upstream namesake: vllm/model_executor/models/interfaces_base.py
+(VllmModelForTextGeneration).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class DecoderModel(ABC):
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """Run all layers, writing this step's k and v into the cache. input_ids, positions: [T] int64 -> [T, H]."""
+        """Run all layers and write this step's k and v into the cache. Both arguments [T] int64 -> [T, H]."""
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -6,16 +6,25 @@ vllm/model_executor/models/registry.py, vllm/model_executor/model_loader/.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.model_layers.linear_kernels import LinearMode
 from learnvllm.model_layers.loading.checkpoint import SafetensorsCheckpoint
 from learnvllm.model_layers.model import DecoderModel
+from learnvllm.model_layers.models.gemma3 import Gemma3ForCausalLM
 from learnvllm.model_layers.models.llama import LlamaForCausalLM
-from learnvllm.model_layers.weights import LinearMode, RandomTensors, Weights
+from learnvllm.model_layers.models.qwen2 import Qwen2ForCausalLM
+from learnvllm.model_layers.models.qwen3 import Qwen3ForCausalLM
+from learnvllm.model_layers.weights import RandomTensors, Weights
 
-MODELS: dict[str, type[DecoderModel]] = {
+MODELS: dict[str, Callable[[ModelArchitecture, Weights], DecoderModel]] = {
     "llama": LlamaForCausalLM,
+    "qwen2": Qwen2ForCausalLM,
+    "qwen3": Qwen3ForCausalLM,
+    "gemma3_text": Gemma3ForCausalLM,
 }
 
 
@@ -23,7 +32,7 @@ def load_model(config: EngineConfig) -> DecoderModel:
     """Build and load the model of `config`.
 
     Raises:
-        ModelLoadError: the checkpoint does not fit its config, or the dtype is not implemented on this device.
+        ModelLoadError: the checkpoint does not fit its config, or the dtype is not implemented here.
     """
     model_config = config.model_config
     mode = linear_mode(model_config.dtype)
@@ -46,8 +55,8 @@ def linear_mode(dtype: str) -> LinearMode:
     modes: dict[str, LinearMode] = {"auto": "fp16", "float16": "fp16", "float32": "fp32"}
     if dtype not in modes:
         raise ModelLoadError(
-            f"dtype={dtype!r} is not implemented on a CPU. Use auto (weights in half precision, fp32 activations) "
-            "or float32 (exact).",
+            f"dtype={dtype!r} is not implemented on a CPU. Use auto (weights in half precision, activations "
+            "in fp32) or float32 (exact).",
             parameter="dtype",
             value=dtype,
         )

@@ -1,8 +1,8 @@
 """Rotary position embedding: a table of cosines and sines, one row a position, computed once.
 
-The scaled variants for long contexts only change the frequencies the table is made from. Every step below is done in
-fp32 in the order transformers does it, so that tables agree to the last bit.
-Upstream namesake: vllm/model_executor/layers/rotary_embedding/. Papers: arXiv 2104.09864 (RoPE), 2309.00071 (YaRN).
+The scaled variants for long contexts only change the frequencies the table is made from. Every step below is
+done in fp32 in the order transformers does it, so that tables agree to the last bit. Upstream namesake:
+vllm/model_executor/layers/rotary_embedding/. Papers: arXiv 2104.09864 (RoPE), 2309.00071 (YaRN).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
-    """YaRN: pairs that turn often within the trained length are kept, those that turn rarely are interpolated."""
+    """YaRN: pairs that turn often within the trained length are kept, those that turn rarely interpolated."""
     frequencies = rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
     low, high = (_pair_that_turns(n, rope, head_dim) for n in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:

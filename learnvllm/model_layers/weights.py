@@ -1,20 +1,20 @@
-"""Where a layer gets its tensors from while it is being built: a checkpoint seen from one point of its name tree.
+"""Where a layer gets its tensors while it is being built: a checkpoint seen from one point of its name tree.
 
-A layer *takes* its tensors by name and expected shape, so missing, wrong-shaped and left-over tensors are found by
-construction, and memory holds one layer at a time. vLLM builds the layers first and streams the checkpoint into
-them afterwards (vllm/model_executor/models/utils.py: AutoWeightsLoader); same mapping, other direction.
+A layer *takes* its tensors by name and expected shape, so missing, wrong-shaped and left-over tensors are
+found by construction, and only one layer at a time is in memory twice. vLLM builds the layers first and
+streams the checkpoint into them afterwards (vllm/model_executor/models/utils.py: AutoWeightsLoader).
 """
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-LinearMode = Literal["fp32", "fp16"]
+from learnvllm.model_layers.linear_kernels import LinearMode
 
 
 class TensorSource(Protocol):
@@ -30,13 +30,13 @@ class TensorSource(Protocol):
 
 
 class RandomTensors:
-    """Seeded random tensors of whatever shape is asked for (--load-format dummy): for benchmarks without a checkpoint."""
+    """Seeded random tensors of any shape asked for (--load-format dummy): benchmarks without a checkpoint."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Normal with std 0.02; norm weights near 1. The same name gives the same tensor, whatever came before."""
+        """Normal with std 0.02, norm weights around 1. The same name always gives the same tensor."""
         generator = torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
         values = torch.randn(shape, generator=generator) * 0.02
         return values + 1.0 if name.endswith("norm.weight") else values
@@ -62,7 +62,7 @@ class Weights:
     held: ByteCount = field(default_factory=ByteCount)
 
     def at(self, name: str) -> Weights:
-        """The same checkpoint one level further down: `weights.at("layers.0").take("mlp.up_proj.weight", ...)`."""
+        """The same checkpoint one level down: `weights.at("mlp").take("up_proj.weight", rows, cols)`."""
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def take(self, name: str, *shape: int) -> Tensor:

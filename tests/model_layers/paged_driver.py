@@ -33,7 +33,7 @@ class PagedDriver:
 
     @torch.inference_mode()
     def step(self, chunks: dict[str, list[int]]) -> dict[str, Tensor]:
-        """Compute these tokens of these requests in one batch -> logits [tokens of the request, vocab] each."""
+        """Compute these tokens of these requests in one batch -> each one's logits, [its tokens, vocab]."""
         ids, positions, slots, starts, lens = [], [], [], [0], []
         for req_id, tokens in chunks.items():
             blocks = self.blocks.setdefault(req_id, [])

@@ -3,8 +3,9 @@
     directory, hf_model = make_tiny_model("llama", tmp_path)
     directory, hf_model = make_tiny_model("qwen2", tmp_path, num_hidden_layers=3, use_sliding_window=True)
 
-Weights are seeded and large enough that the best logit stands clear of the second, so greedy tokens can be compared.
-Each directory also holds a byte-level tokenizer (any text round-trips) and a ChatML chat template.
+Weights are seeded and large enough that the best logit stands clear of the second, so that greedy tokens can
+be compared. Each directory also holds a byte-level tokenizer (any text round-trips) and a ChatML chat
+template.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ SPECIAL_TOKENS = (PAD_TEXT, BOS_TEXT, EOS_TEXT)  # ids 0, 1, 2
 EOS_ID = 2
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 _COMMON: dict[str, Any] = {
@@ -68,7 +70,7 @@ def make_tiny_model(kind: str, tmp_path: Path, seed: int = 0, **overrides: Any) 
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(_random_weight(name, parameter.shape, kind))
+            parameter.copy_(_random_weight(name, parameter.shape, config))
     model.generation_config.eos_token_id = EOS_ID
     directory = tmp_path / f"tiny-{kind}"
     model.save_pretrained(directory)
@@ -83,15 +85,21 @@ def make_tiny_config(kind: str, **overrides: Any) -> Any:
     return configs[kind](**{**_COMMON, **_OWN[kind], **overrides})
 
 
-def _random_weight(name: str, shape: torch.Size, kind: str) -> torch.Tensor:
-    """Sublayers must outweigh the embedding in the residual stream, or a tied model only repeats its last token."""
+def _random_weight(name: str, shape: torch.Size, config: Any) -> torch.Tensor:
+    """Normal values of a size that keeps every part of the model audible in the logits.
+
+    A tied model repeats its last token when the embedding drowns the sublayers in the residual stream: there
+    the embedding is small, and the final norm makes up for it.
+    """
     noise = torch.randn(shape)
+    gemma, tied = config.model_type == "gemma3_text", config.tie_word_embeddings
     if name.endswith("bias"):
         return noise * 0.3
     if "norm" in name:
-        return noise * 0.2 + (0.0 if kind == "gemma3" else 1.0)
+        size = (12.0 if gemma else 6.0) if tied and name == "model.norm.weight" else 1.0
+        return noise * 0.2 + size - (1.0 if gemma else 0.0)
     if "embed_tokens" in name:
-        return noise * 0.4
+        return noise * (0.4 if not tied else 0.03 if gemma else 0.06)
     if "lm_head" in name:
         return noise * (4 / shape[1] ** 0.5)
     return noise * (2 / shape[1] ** 0.5)

@@ -1,1 +1,1 @@
-"""Finding a model and reading it: names and files in, a directory of config, tokenizer and safetensors out."""
+"""Finding a model and reading it: a name in, a directory of config, tokenizer and safetensors out."""

@@ -1,7 +1,7 @@
 """A directory of safetensors as a source of tensors: read through a memory map, one layer at a time.
 
-Pages that were read count as this process's memory for as long as the file stays mapped, so the map is dropped and
-made anew every few dozen megabytes: loading never needs much more than the finished model.
+Pages that were read count as this process's memory for as long as the file stays mapped, so the map is
+dropped and made anew every few dozen megabytes: loading never needs much more than the finished model.
 Upstream namesake: vllm/model_executor/model_loader/weight_utils.py (safetensors_weights_iterator).
 """
 
@@ -27,7 +27,7 @@ class SafetensorsCheckpoint:
     """Tensors of a model directory, by name. Remembers which were taken.
 
     Raises:
-        ModelLoadError: there are no safetensors, only pickles, or a file is missing, truncated or no safetensors file.
+        ModelLoadError: there are no safetensors, or only pickles; a file is missing, truncated or damaged.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -61,7 +61,7 @@ class SafetensorsCheckpoint:
         return tensor
 
     def finish(self, ignore: Iterable[str] = ()) -> None:
-        """Close the files and make sure that nothing was left over: a tensor nobody asked for changes results.
+        """Close the files and make sure that nothing was left over: an unused tensor means wrong results.
 
         Args:
             ignore: name patterns that may be left over.
@@ -107,7 +107,8 @@ def open_safetensors(path: Path) -> Any:
         return safe_open(str(path), framework="pt")
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(
-            f"{path} ({path.stat().st_size} bytes) is truncated or not a safetensors file: {error}. Fetch it again.",
+            f"{path} ({path.stat().st_size} bytes) is truncated or not a safetensors file: {error}. "
+            "Fetch it again.",
             parameter="model",
             value=str(path),
         ) from None
@@ -147,8 +148,8 @@ def _no_weights(directory: Path) -> ModelLoadError:
     pickles = sorted(p.name for pattern in PICKLES for p in directory.glob(pattern))
     if pickles:
         message = (
-            f"{directory} has weights only as pickles ({', '.join(pickles[:3])}), which can run any code when opened "
-            "and are never loaded. Convert them to safetensors."
+            f"{directory} has weights only as pickles ({', '.join(pickles[:3])}), which can run any code "
+            "when opened and are never loaded. Convert them to safetensors."
         )
     else:
         message = f"{directory} has no *.safetensors files."

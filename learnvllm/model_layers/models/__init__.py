@@ -1,1 +1,1 @@
-"""One file an architecture, each a page that reads from top to bottom. `registry.py` finds them by model_type."""
+"""One file an architecture, each a page that reads top to bottom. `registry.py` finds them by model_type."""

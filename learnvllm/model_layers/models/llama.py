@@ -1,4 +1,4 @@
-"""Llama (and what shares its shape: SmolLM2, TinyLlama): the plain decoder every other model here is a variation of.
+"""Llama (and what shares its shape: SmolLM2, TinyLlama): the plain decoder that the other models here vary.
 
 RMSNorm before each sublayer, rotary positions, grouped-query attention, a SwiGLU feed-forward block.
 Upstream namesake: vllm/model_executor/models/llama.py. Paper: arXiv 2302.13971.
@@ -59,7 +59,7 @@ class LlamaDecoderLayer:
     def __call__(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, ctx: StepContext
     ) -> tuple[Tensor, Tensor]:
-        """hidden: what the layer before computed; residual: the stream it is still to be added to (None: first layer)."""
+        """hidden: what the layer before computed; residual: the stream to add it to (None: first layer)."""
         if residual is None:
             hidden, residual = self.input_layernorm(hidden), hidden
         else:
@@ -81,7 +81,7 @@ class LlamaForCausalLM(DecoderModel):
             LlamaDecoderLayer(arch, weights.at(f"model.layers.{i}"), i, rope) for i in range(arch.num_layers)
         ]
         self.norm = RMSNorm(weights, "model.norm", arch.hidden_size, arch.rms_norm_eps)
-        self.lm_head = LMHead(arch, weights, self.embed_tokens)
+        self.lm_head = LMHead(arch, weights)
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         hidden, residual = self.embed_tokens(input_ids), None

@@ -1,0 +1,97 @@
+"""Qwen3 (dense): Llama's layers with q and k normalized per head before rotation, which bounds the scores.
+
+Heads may be wider than hidden_size / num_heads, so q_proj need not be square.
+Upstream namesake: vllm/model_executor/models/qwen3.py. Papers: arXiv 2505.09388; QK-norm: arXiv 2010.04245.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
+from learnvllm.model_layers.attention import Attention, StepContext
+from learnvllm.model_layers.embedding import Embedding, LMHead
+from learnvllm.model_layers.layernorm import RMSNorm
+from learnvllm.model_layers.linear import Linear
+from learnvllm.model_layers.mlp import GatedMLP
+from learnvllm.model_layers.model import DecoderModel
+from learnvllm.model_layers.rotary_embedding import cos_sin_cache
+from learnvllm.model_layers.weights import Weights
+
+
+class Qwen3Attention:
+    """[T, hidden] -> [T, hidden]."""
+
+    def __init__(self, arch: ModelArchitecture, weights: Weights, index: int, rope: Tensor) -> None:
+        q_size, kv_size = arch.num_attention_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+        self.qkv_proj = Linear(
+            weights,
+            [("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)],
+            arch.hidden_size,
+            arch.attention_bias,
+        )
+        self.q_norm = RMSNorm(weights, "q_norm", arch.head_dim, arch.rms_norm_eps)
+        self.k_norm = RMSNorm(weights, "k_norm", arch.head_dim, arch.rms_norm_eps)
+        self.o_proj = Linear(weights, [("o_proj", arch.hidden_size)], q_size, arch.attention_out_bias)
+        self.attn = Attention(
+            f"layers.{index}",
+            arch.num_attention_heads,
+            arch.num_kv_heads,
+            arch.head_dim,
+            scale=arch.head_dim**-0.5,
+            cos_sin_cache=rope,
+            sliding_window=arch.sliding_window if arch.layer_types[index] == SLIDING_ATTENTION else None,
+        )
+
+    def __call__(self, positions: Tensor, hidden: Tensor, ctx: StepContext) -> Tensor:
+        q, k, v = self.attn.split(self.qkv_proj(hidden))
+        return self.o_proj(self.attn(positions, self.q_norm(q), self.k_norm(k), v, ctx))
+
+
+class Qwen3DecoderLayer:
+    """Attention, then the feed-forward block, each behind a norm and added to the residual stream."""
+
+    def __init__(self, arch: ModelArchitecture, weights: Weights, index: int, rope: Tensor) -> None:
+        size, eps = arch.hidden_size, arch.rms_norm_eps
+        self.input_layernorm = RMSNorm(weights, "input_layernorm", size, eps)
+        self.self_attn = Qwen3Attention(arch, weights.at("self_attn"), index, rope)
+        self.post_attention_layernorm = RMSNorm(weights, "post_attention_layernorm", size, eps)
+        self.mlp = GatedMLP(arch, weights.at("mlp"))
+
+    def __call__(
+        self, positions: Tensor, hidden: Tensor, residual: Tensor | None, ctx: StepContext
+    ) -> tuple[Tensor, Tensor]:
+        """hidden: what the layer before computed; residual: the stream to add it to (None: first layer)."""
+        if residual is None:
+            hidden, residual = self.input_layernorm(hidden), hidden
+        else:
+            hidden, residual = self.input_layernorm.add(hidden, residual)
+        hidden = self.self_attn(positions, hidden, ctx)
+        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class Qwen3ForCausalLM(DecoderModel):
+    """Embedding, layers, final norm, head."""
+
+    def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
+        self.arch = arch
+        self.held = weights.held
+        rope = cos_sin_cache(arch.rope, arch.head_dim, weights.max_positions or arch.max_position_embeddings)
+        self.embed_tokens = Embedding(arch, weights)
+        self.layers = [
+            Qwen3DecoderLayer(arch, weights.at(f"model.layers.{i}"), i, rope) for i in range(arch.num_layers)
+        ]
+        self.norm = RMSNorm(weights, "model.norm", arch.hidden_size, arch.rms_norm_eps)
+        self.lm_head = LMHead(arch, weights)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        hidden, residual = self.embed_tokens(input_ids), None
+        for layer in self.layers:
+            hidden, residual = layer(positions, hidden, residual, ctx)
+        assert residual is not None  # a model has layers
+        hidden, _ = self.norm.add(hidden, residual)
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
