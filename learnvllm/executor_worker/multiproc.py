@@ -1,0 +1,239 @@
+"""The executor for workers in processes of their own: calls go down a pipe to each, answers come back in
+order.
+
+A worker that dies fails every waiting call with its rank and exit code; workers end when their parent does,
+even by SIGKILL. Upstream namesake: vllm/v1/executor/multiproc_executor.py (MultiprocExecutor, WorkerProc).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import traceback
+from collections import deque
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from learnvllm.architecture.config import EngineConfig
+from learnvllm.architecture.errors import EngineDeadError, EngineTimeoutError
+from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
+from learnvllm.executor_worker.executor import Executor, ModelLoader
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_GRACE_S = 10.0
+# An answer on the pipe: (True, result) or (False, (exception, traceback text)).
+Answer = tuple[bool, Any]
+
+
+class MultiprocExecutor(Executor):
+    """One spawned process per rank. The process that creates it must not be daemonic (it could have no
+    children)."""
+
+    @property
+    def world_size(self) -> int:
+        parallel = self.config.parallel_config
+        return parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+
+    def _start(self, load_model: ModelLoader | None) -> None:
+        self._workers = [WorkerHandle(self.config, rank, load_model) for rank in range(self.world_size)]
+        self._lock = threading.Lock()
+        self._pending: deque[_Call] = deque()
+        self._dead: EngineDeadError | None = None
+        self._stopping = False
+        self._reader = threading.Thread(target=self._read_answers, name="learnvllm-executor", daemon=True)
+        self._reader.start()
+
+    # ------------------------------------------------------------------------------------------- calls down
+
+    def _call(self, method: str, args: tuple[Any, ...]) -> Future[list[Any]]:
+        call = _Call(len(self._workers))
+        with self._lock:  # the same order on every pipe and in `_pending`
+            if self._dead is not None:
+                raise self._dead
+            self._pending.append(call)
+            for worker in self._workers:
+                with suppress(OSError):  # raised when it is gone: the reader notices too, and says how
+                    worker.pipe.send((method, args))
+        return call.future
+
+    def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), timeout: float | None = None
+    ) -> list[Any]:
+        try:
+            return self._call(method, args).result(timeout)
+        except FutureTimeoutError:
+            raise EngineTimeoutError(f"Not every worker answered {method!r} within {timeout} s.") from None
+
+    def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        output: Future[ModelRunnerOutput] = Future()
+
+        def first_rank(done: Future[list[Any]]) -> None:
+            error = done.exception()
+            if error is not None:
+                output.set_exception(error)
+            else:
+                output.set_result(done.result()[0])
+
+        self._call("execute_model", (scheduler_output,)).add_done_callback(first_rank)
+        return output
+
+    # --------------------------------------------------------------------------------------------- answers up
+
+    def _read_answers(self) -> None:
+        """Runs on its own thread until shutdown or the first death."""
+        by_pipe = {worker.pipe: worker for worker in self._workers}
+        by_sentinel = {worker.process.sentinel: worker for worker in self._workers}
+        while not self._stopping:
+            ready = wait([*by_pipe, *by_sentinel])
+            for source in ready:  # answers first: a worker may have answered before it died
+                if isinstance(source, Connection):
+                    try:
+                        self._answer(by_pipe[source].rank, source.recv())
+                    except (EOFError, OSError):
+                        self._fail(by_pipe[source])
+                        return
+            for source in ready:
+                if isinstance(source, int) and not by_sentinel[source].pipe.poll():
+                    self._fail(by_sentinel[source])
+                    return
+
+    def _answer(self, rank: int, answer: Answer) -> None:
+        with self._lock:
+            call = next(call for call in self._pending if call.answers[rank] is None)
+            call.answers[rank] = answer
+            done = call is self._pending[0] and all(a is not None for a in call.answers)
+            if done:
+                self._pending.popleft()
+        if done:
+            call.resolve()
+
+    def _fail(self, worker: WorkerHandle) -> None:
+        if self._stopping:
+            return
+        worker.process.join(SHUTDOWN_GRACE_S)
+        error = EngineDeadError(
+            f"Worker process of rank {worker.rank} (pid {worker.process.pid}) died with exit code "
+            f"{worker.process.exitcode}."
+        )
+        logger.error("%s", error)
+        with self._lock:
+            self._dead = error
+            pending, self._pending = self._pending, deque()
+        for call in pending:
+            call.future.set_exception(error)
+
+    # ---------------------------------------------------------------------------------------------- lifetime
+
+    def check_health(self) -> None:
+        with self._lock:
+            if self._dead is not None:
+                raise self._dead
+
+    def shutdown(self) -> None:
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+            self._dead = self._dead or EngineDeadError("The executor has been shut down.")
+            pending, self._pending = self._pending, deque()
+            for worker in self._workers:
+                worker.request_exit()
+        for worker in self._workers:
+            worker.stop()
+        self._reader.join(SHUTDOWN_GRACE_S)
+        for worker in self._workers:
+            worker.pipe.close()
+        for call in pending:
+            call.future.set_exception(self._dead)
+
+
+class _Call:
+    """One call to all ranks and the answers that have come."""
+
+    def __init__(self, world_size: int) -> None:
+        self.future: Future[list[Any]] = Future()
+        self.answers: list[Answer | None] = [None] * world_size
+
+    def resolve(self) -> None:
+        for rank, answer in enumerate(self.answers):
+            assert answer is not None
+            ok, value = answer
+            if not ok:
+                error, text = value
+                error.add_note(f"Raised by the worker of rank {rank}:\n{text}")
+                self.future.set_exception(error)
+                return
+        self.future.set_result([answer[1] for answer in self.answers if answer is not None])
+
+
+class WorkerHandle:
+    """The parent's end of one worker process."""
+
+    def __init__(self, config: EngineConfig, rank: int, load_model: ModelLoader | None) -> None:
+        context = get_context("spawn")  # fork would copy locks and thread pools in whatever state they are
+        self.rank = rank
+        self.pipe, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(
+            target=run_worker, args=(config, rank, load_model, theirs), name=f"learnvllm-worker-{rank}"
+        )
+        self.process.start()
+        theirs.close()  # or the pipe would never report that the worker is gone
+
+    def request_exit(self) -> None:
+        with suppress(OSError):  # raised when it is gone already
+            self.pipe.send(None)
+
+    def stop(self) -> None:
+        """Wait for the process to end; insist if it does not."""
+        self.process.join(SHUTDOWN_GRACE_S)
+        if self.process.is_alive():
+            logger.warning("Worker %d does not stop; killing it.", self.rank)
+            self.process.kill()
+            self.process.join()
+
+
+def run_worker(config: EngineConfig, rank: int, load_model: ModelLoader | None, pipe: Connection) -> None:
+    """The worker process: answer calls in order until told to stop or until the parent is gone."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    from learnvllm.executor_worker.worker import Worker  # late: imports torch, in this process only
+
+    worker = Worker(config, rank, load_model)
+    while True:
+        try:
+            call = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if call is None:
+            return
+        method, args = call
+        try:
+            answer: Answer = (True, getattr(worker, method)(*args))
+        except Exception as error:
+            answer = (False, (error, traceback.format_exc()))
+        _send(pipe, answer)
+
+
+def _send(pipe: Connection, answer: Answer) -> None:
+    try:
+        pipe.send(answer)
+    except OSError:
+        pass  # the parent is gone; the next recv ends this process
+    except Exception as error:  # the result, or the exception, cannot be pickled: send its text
+        what = answer[1] if answer[0] else answer[1][0]
+        text = answer[1][1] if not answer[0] else traceback.format_exc()
+        pipe.send((False, (RuntimeError(f"{type(what).__name__}: {what} (cannot be sent: {error})"), text)))
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent ends, however that ends, and even in the middle of a step."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

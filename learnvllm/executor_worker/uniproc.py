@@ -1,0 +1,62 @@
+"""The executor for one worker in the engine's own process: a call is a function call.
+
+Under async scheduling every call goes to one worker thread, in order, so that a step runs while the engine
+schedules the next; otherwise the calling thread does the work. Upstream namesake:
+vllm/v1/executor/uniproc_executor.py.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from learnvllm.architecture.errors import EngineDeadError, EngineTimeoutError
+from learnvllm.architecture.platforms import uses_async_scheduling
+from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
+from learnvllm.executor_worker.executor import Executor, ModelLoader
+from learnvllm.executor_worker.worker import Worker
+
+
+class UniProcExecutor(Executor):
+    """One Worker. All of its calls run on one and the same thread: an OpenMP thread pool belongs to the
+    thread that started it, and a second pool would fight the first for the cores."""
+
+    def _start(self, load_model: ModelLoader | None) -> None:
+        self._worker: Worker | None = Worker(self.config, rank=0, load_model=load_model)
+        self._thread: ThreadPoolExecutor | None = None
+        if uses_async_scheduling(self.config):
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learnvllm-worker")
+
+    def _submit(self, method: str, args: tuple[Any, ...]) -> Future[Any]:
+        if self._worker is None:
+            raise EngineDeadError("The executor has been shut down.")
+        call = getattr(self._worker, method)
+        if self._thread is not None:
+            return self._thread.submit(call, *args)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), timeout: float | None = None
+    ) -> list[Any]:
+        try:
+            return [self._submit(method, args).result(timeout)]
+        except FutureTimeoutError:
+            raise EngineTimeoutError(f"The worker did not answer {method!r} within {timeout} s.") from None
+
+    def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        return self._submit("execute_model", (scheduler_output,))
+
+    def check_health(self) -> None:
+        if self._worker is None:
+            raise EngineDeadError("The executor has been shut down.")
+
+    def shutdown(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker = None

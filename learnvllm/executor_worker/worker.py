@@ -1,0 +1,139 @@
+"""A worker owns one device: it loads the model, measures memory, allocates the cache and runs the steps it is
+sent.
+
+Its public methods are what `Executor.collective_rpc` may call. Upstream namesakes:
+vllm/v1/worker/worker_base.py, vllm/v1/worker/gpu_worker.py, vllm/v1/worker/cpu_worker.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from learnvllm.architecture.config import EngineConfig
+from learnvllm.architecture.errors import ConfigError
+from learnvllm.architecture.platforms import CpuPlatform, Platform, current_platform
+from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
+from learnvllm.executor_worker.executor import ModelLoader
+from learnvllm.executor_worker.kv_cache import allocate_kv_caches
+from learnvllm.executor_worker.memory import PeakMemory, kv_cache_budget
+from learnvllm.executor_worker.model_runner import ModelRunner
+from learnvllm.kv_cache.interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, KVCacheTensor
+from learnvllm.model_layers.model import DecoderModel
+
+logger = logging.getLogger(__name__)
+
+# Activations grow linearly with the tokens of a step, so on a slow device a small step tells what a large one
+# takes.
+CPU_PROFILE_TOKENS = 64
+
+
+class Worker:
+    """Rank `rank` of the engine. Methods are called one at a time, always on the same thread."""
+
+    def __init__(self, config: EngineConfig, rank: int = 0, load_model: ModelLoader | None = None) -> None:
+        self.config, self.rank = config, rank
+        self._load_model = load_model
+        self.platform: Platform
+        self.device: torch.device
+        self.model: DecoderModel
+        self.runner: ModelRunner
+
+    def init_device(self) -> None:
+        """Pick the device; on a CPU also the number of compute threads."""
+        self.platform = current_platform(self.config.device_config.device)
+        self.device = self.platform.device(self.rank)
+        if isinstance(self.platform, CpuPlatform):
+            threads = self.platform.num_threads(self.config.device_config.num_threads)
+            torch.set_num_threads(threads)
+        else:
+            torch.cuda.set_device(self.device)
+        logger.info(
+            "Worker %d computes on %s with %d thread(s).", self.rank, self.device, torch.get_num_threads()
+        )
+
+    def load_model(self) -> None:
+        if self._load_model is None:
+            from learnvllm.model_layers.registry import load_model
+
+            self._load_model = load_model
+        with torch.inference_mode():
+            self.model = self._load_model(self.config)
+
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        return self.model.kv_cache_specs(self.config.cache_config.block_size)
+
+    def determine_available_memory(self) -> int:
+        """Bytes the KV cache may take. Runs a dummy step to learn what the model needs besides."""
+        specs = self.get_kv_cache_specs()
+        explicit = self.config.cache_config.kv_cache_memory_bytes is not None
+        peak = 0 if explicit else self._profile_peak(specs)
+        budget = kv_cache_budget(self.config, self.platform, specs, peak)
+        logger.info("KV cache: %.2f GiB; a step needs up to %.2f GiB besides.", budget / 2**30, peak / 2**30)
+        return budget
+
+    def _profile_peak(self, specs: dict[str, KVCacheSpec]) -> int:
+        """Bytes of activations in the largest step max_num_batched_tokens and max_num_seqs allow."""
+        scheduler = self.config.scheduler_config
+        tokens = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * self.config.max_model_len)
+        runner = self._make_runner(_one_block_config(specs))
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            runner.dummy_run(tokens, scheduler.max_num_seqs)
+            return torch.cuda.max_memory_allocated(self.device) - before
+        profiled = min(tokens, CPU_PROFILE_TOKENS)
+        with PeakMemory() as memory:
+            runner.dummy_run(profiled, -(-scheduler.max_num_seqs * profiled // tokens))
+        return memory.peak * tokens // profiled
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the caches and the rows.
+
+        Raises:
+            ConfigError: the system does not give that much memory.
+        """
+        self.runner = self._make_runner(kv_cache_config)
+
+    def _make_runner(self, kv_cache_config: KVCacheConfig) -> ModelRunner:
+        try:
+            caches = allocate_kv_caches(kv_cache_config, self.device)
+        except (MemoryError, RuntimeError) as error:
+            raise ConfigError(
+                f"No memory for {kv_cache_config.num_blocks} KV cache blocks: {error}. Lower "
+                "--kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs.",
+                parameter="num_gpu_blocks",
+                value=kv_cache_config.num_blocks,
+            ) from error
+        return ModelRunner(self.config, self.model, kv_cache_config, caches, self.device)
+
+    def compile_or_warm_up_model(self) -> None:
+        """Run every path once, so that kernels are loaded (the very first time: compiled) before requests
+        come."""
+        if self.device.type == "cpu":
+            from learnvllm.model_layers.ops import warm_up_kernels
+
+            warm_up_kernels()
+        max_seqs = self.config.scheduler_config.max_num_seqs
+        budget = self.config.scheduler_config.max_num_batched_tokens
+        for tokens, reqs in ((1, 1), (min(4, budget, max_seqs), 4), (min(16, budget), 1)):
+            self.runner.dummy_run(min(tokens, self.config.max_model_len), reqs)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        return self.runner.execute_model(scheduler_output)
+
+    def check_health(self) -> int:
+        """Answers with the process id: a worker that answers is alive."""
+        return os.getpid()
+
+
+def _one_block_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
+    """A cache of one block, every layer a group of its own: enough for a step that stores nothing."""
+    return KVCacheConfig(
+        num_blocks=1,
+        block_size=next(iter(specs.values())).block_size,
+        groups=tuple(KVCacheGroupSpec((name,), spec) for name, spec in specs.items()),
+        tensors=tuple(KVCacheTensor((name,)) for name in specs),
+    )

@@ -1,0 +1,314 @@
+"""An executor runs steps in order, gives every error back to the caller, and notices when a worker dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import psutil
+import pytest
+
+from learnvllm.architecture.config import EngineConfig
+from learnvllm.architecture.errors import ConfigError, EngineDeadError, EngineTimeoutError
+from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.architecture.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from learnvllm.executor_worker.executor import Executor
+from learnvllm.executor_worker.multiproc import MultiprocExecutor
+from learnvllm.executor_worker.uniproc import UniProcExecutor
+from learnvllm.model_layers.model import DecoderModel
+from tests.executor_worker.fake_model import (
+    FakeModel,
+    greedy,
+    load_fake_model,
+    make_config,
+    make_kv_cache_config,
+)
+
+PROMPT = [5, 6, 7, 8, 9]
+FATAL_TOKEN = 96
+
+
+def first_step(prompt: list[int] = PROMPT) -> SchedulerOutput:
+    new = NewRequestData("a", prompt, len(prompt), SamplingParams(temperature=0.0), (2,), ([3, 1, 2, 4],), 0)
+    return SchedulerOutput(0, [new], CachedRequestData(), {"a": len(prompt)}, len(prompt))
+
+
+def later_step(step_id: int) -> SchedulerOutput:
+    cached = CachedRequestData(["a"], [None], [len(PROMPT) + step_id - 1])
+    return SchedulerOutput(step_id, [], cached, {"a": 1}, 1)
+
+
+def start(config: EngineConfig) -> Executor:
+    executor = Executor.get_class(config)(config, load_fake_model)
+    assert executor.determine_available_memory() > 0
+    executor.initialize_from_config(make_kv_cache_config(config))
+    return executor
+
+
+def run_steps(executor: Executor, count: int, non_block: bool) -> list[int]:
+    results = [
+        executor.execute_model(first_step() if i == 0 else later_step(i), non_block=non_block)
+        for i in range(count)
+    ]
+    outputs = [r.result(30) if isinstance(r, Future) else r for r in results]
+    return [o.sampled_token_ids[0][0] for o in outputs]
+
+
+@pytest.fixture(scope="module")
+def multiproc() -> Iterator[MultiprocExecutor]:
+    """One worker process shared by the tests that leave it healthy."""
+    executor = start(make_config(backend="mp"))
+    assert isinstance(executor, MultiprocExecutor)
+    yield executor
+    executor.shutdown()
+
+
+def forget(executor: Executor) -> None:
+    executor.execute_model(SchedulerOutput(9, [], CachedRequestData(), {}, 0, finished_req_ids={"a"}))
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("non_block", [False, True])
+def test_uniproc_runs_steps_in_order(async_scheduling: bool, non_block: bool) -> None:
+    config = make_config(async_scheduling=async_scheduling)
+    executor = start(config)
+    assert isinstance(executor, UniProcExecutor)
+    assert run_steps(executor, 6, non_block) == greedy(PROMPT, 6, config)
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("non_block", [False, True])
+def test_multiproc_equals_uniproc(multiproc: MultiprocExecutor, non_block: bool) -> None:
+    assert run_steps(multiproc, 6, non_block) == greedy(PROMPT, 6, multiproc.config)
+    forget(multiproc)
+
+
+def test_async_uniproc_overlaps_the_caller() -> None:
+    """The caller gets its future while the step still runs."""
+    executor = start(make_config(async_scheduling=True))
+    assert isinstance(executor, UniProcExecutor)
+    assert executor._worker is not None
+    model = executor._worker.model
+    entered, go_on = threading.Event(), threading.Event()
+    forward = model.forward
+
+    def slow(*args):  # type: ignore[no-untyped-def]
+        entered.set()
+        assert go_on.wait(30)
+        return forward(*args)
+
+    model.forward = slow  # type: ignore[method-assign]
+    futures = [
+        executor.execute_model(first_step(), non_block=True),
+        executor.execute_model(later_step(1), True),
+    ]
+    assert entered.wait(30)
+    assert not any(f.done() for f in futures)  # type: ignore[union-attr]
+    go_on.set()
+    tokens = [f.result(30).sampled_token_ids[0][0] for f in futures]  # type: ignore[union-attr]
+    assert tokens == greedy(PROMPT, 2, executor.config)
+    executor.shutdown()
+
+
+def test_all_calls_of_async_uniproc_share_one_thread() -> None:
+    executor = UniProcExecutor(make_config(async_scheduling=True), load_thread_recording_model)
+    recorder = executor._worker.model  # type: ignore[union-attr]
+    executor.initialize_from_config(make_kv_cache_config(executor.config))
+    executor.execute_model(first_step())
+    executor.execute_model(later_step(1), non_block=True).result(30)  # type: ignore[union-attr]
+    assert len(recorder.threads) == 1  # type: ignore[attr-defined]
+    assert threading.get_ident() not in recorder.threads  # type: ignore[attr-defined]
+    executor.shutdown()
+
+
+class ThreadRecordingModel(FakeModel):
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.threads = {threading.get_ident()}
+
+    def forward(self, input_ids, positions, ctx):  # type: ignore[no-untyped-def]
+        self.threads.add(threading.get_ident())
+        return super().forward(input_ids, positions, ctx)
+
+
+def load_thread_recording_model(config: EngineConfig) -> DecoderModel:
+    return ThreadRecordingModel(config)
+
+
+# ----------------------------------------------------------------------------------------------------- errors
+
+
+def unknown_request_step() -> SchedulerOutput:
+    return SchedulerOutput(0, [], CachedRequestData(["ghost"], [None], [3]), {"ghost": 1}, 1)
+
+
+def test_uniproc_gives_the_error_of_a_step_to_its_future() -> None:
+    executor = start(make_config())
+    future = executor.execute_model(unknown_request_step(), non_block=True)
+    with pytest.raises(KeyError, match="ghost"):
+        future.result(30)  # type: ignore[union-attr]
+    executor.shutdown()
+
+
+def test_multiproc_gives_errors_back_with_the_workers_traceback(multiproc: MultiprocExecutor) -> None:
+    with pytest.raises(KeyError, match="ghost") as caught:
+        multiproc.execute_model(unknown_request_step())
+    notes = "".join(caught.value.__notes__)
+    assert "rank 0" in notes
+    assert "model_runner.py" in notes
+    multiproc.check_health()  # an exception is not a death
+    assert run_steps(multiproc, 2, False) == greedy(PROMPT, 2, multiproc.config)
+    forget(multiproc)
+
+
+def test_an_unknown_method_is_an_error_not_a_hang(multiproc: MultiprocExecutor) -> None:
+    with pytest.raises(AttributeError, match="no_such_method"):
+        multiproc.collective_rpc("no_such_method")
+
+
+def load_broken_model(config: EngineConfig) -> DecoderModel:
+    raise ConfigError("this model cannot be loaded", parameter="model", value=config.model_config.model)
+
+
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+def test_an_error_while_loading_reaches_the_caller_and_leaves_no_process(backend: str) -> None:
+    before = {p.pid for p in psutil.Process().children()}
+    config = make_config(backend=backend)
+    with pytest.raises(ConfigError, match="cannot be loaded") as caught:
+        Executor.get_class(config)(config, load_broken_model)
+    assert caught.value.parameter == "model"
+    after = {p.pid for p in psutil.Process().children() if "resource_tracker" not in " ".join(p.cmdline())}
+    assert after <= before
+
+
+# ------------------------------------------------------------------------------------------- results, by rank
+
+
+class TwoRankExecutor(MultiprocExecutor):
+    """Two replicas of the whole model, as if tensor parallelism had size 2."""
+
+    world_size = 2
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[MultiprocExecutor]:
+    config = make_config(backend="mp")
+    executor = TwoRankExecutor(config, load_fake_model)
+    executor.initialize_from_config(make_kv_cache_config(config))
+    yield executor
+    executor.shutdown()
+
+
+def test_collective_rpc_returns_one_result_per_rank(two_ranks: MultiprocExecutor) -> None:
+    pids = two_ranks.collective_rpc("check_health")
+    assert pids == [worker.process.pid for worker in two_ranks._workers]
+    assert len(set(pids)) == 2
+
+
+def test_two_ranks_stay_in_step(two_ranks: MultiprocExecutor) -> None:
+    assert run_steps(two_ranks, 5, True) == greedy(PROMPT, 5, two_ranks.config)
+
+
+# ----------------------------------------------------------------------------------------------------- deaths
+
+
+def test_a_killed_worker_fails_every_waiting_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MODEL_DIES_AT", str(FATAL_TOKEN))
+    executor = start(make_config(backend="mp"))
+    assert isinstance(executor, MultiprocExecutor)
+    futures = [
+        executor.execute_model(first_step([5, FATAL_TOKEN]), True),
+        executor.execute_model(later_step(1), True),
+    ]
+    for future in futures:
+        with pytest.raises(EngineDeadError, match=r"rank 0 .* exit code 7"):
+            future.result(30)  # type: ignore[union-attr]
+    with pytest.raises(EngineDeadError, match="exit code 7"):
+        executor.check_health()
+    with pytest.raises(EngineDeadError):
+        executor.execute_model(first_step())
+    executor.shutdown()
+
+
+def test_a_worker_killed_while_idle_is_noticed() -> None:
+    executor = start(make_config(backend="mp"))
+    assert isinstance(executor, MultiprocExecutor)
+    os.kill(executor._workers[0].process.pid or 0, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="exit code -9"):
+        executor.collective_rpc("check_health", timeout=30)
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+def test_after_shutdown_every_call_is_refused(backend: str) -> None:
+    executor = Executor.get_class(make_config(backend=backend))(make_config(backend=backend), load_fake_model)
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        executor.check_health()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        executor.collective_rpc("check_health")
+
+
+def load_slow_model(config: EngineConfig) -> DecoderModel:
+    class SlowModel(FakeModel):
+        def forward(self, input_ids, positions, ctx):  # type: ignore[no-untyped-def]
+            time.sleep(3600)
+
+    return SlowModel(config)
+
+
+def test_a_call_that_takes_too_long_times_out_and_shutdown_still_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("learnvllm.executor_worker.multiproc.SHUTDOWN_GRACE_S", 0.2)
+    executor = MultiprocExecutor(make_config(backend="mp"), load_slow_model)
+    with pytest.raises(EngineTimeoutError, match=r"determine_available_memory.*0\.2 s"):
+        executor.collective_rpc("determine_available_memory", timeout=0.2)
+    executor.shutdown()
+    assert not executor._workers[0].process.is_alive()
+
+
+ORPHAN_SCRIPT = """
+import sys, time
+from learnvllm.executor_worker.multiproc import MultiprocExecutor
+from tests.executor_worker.fake_model import load_fake_model, make_config
+
+if __name__ == "__main__":
+    executor = MultiprocExecutor(make_config(backend="mp"), load_fake_model)
+    print(executor._workers[0].process.pid, flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(ORPHAN_SCRIPT)
+    root = Path(__file__).parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    worker.wait(timeout=30)
+
+
+def test_model_runner_output_crosses_the_process_unchanged(multiproc: MultiprocExecutor) -> None:
+    output = multiproc.execute_model(first_step())
+    assert isinstance(output, ModelRunnerOutput)
+    assert output.req_ids == ["a"]
+    assert output.forward_seconds > 0
+    forget(multiproc)
