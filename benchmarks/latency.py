@@ -47,7 +47,7 @@ def mixed(args: argparse.Namespace) -> dict:
 
 
 def pauses(args: argparse.Namespace) -> dict:
-    """Eight requests decode; a 900-token prompt arrives. p99 of the decodes' inter-token latency over its median."""
+    """Eight requests decode; a 900-token prompt arrives. p99 of their inter-token latency over its median."""
     ratios = []
     for round_ in range(args.rounds):
         report = child([str(HERE / "latency.py"), "--child", "pauses", "--seed", str(round_)])
