@@ -23,8 +23,13 @@ class KVCacheSpec:
     def page_size_bytes(self) -> int:
         raise NotImplementedError
 
-    def max_blocks(self, num_tokens: int) -> int:
-        """Most blocks a request of `num_tokens` can hold at once."""
+    def max_blocks(self, num_tokens: int, max_step_tokens: int | None = None) -> int:
+        """Most blocks a request of `num_tokens` can hold at once.
+
+        Args:
+            num_tokens: tokens with KV.
+            max_step_tokens: most tokens one step computes; None: no limit, as if all came in one step.
+        """
         raise NotImplementedError
 
 
@@ -44,8 +49,8 @@ class AttentionSpec(KVCacheSpec):
 class FullAttentionSpec(AttentionSpec):
     """Every token attends to all before it: all blocks are kept."""
 
-    def max_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def max_blocks(self, num_tokens: int, max_step_tokens: int | None = None) -> int:
+        return _cdiv(num_tokens, self.block_size)
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,18 @@ class SlidingWindowSpec(AttentionSpec):
 
     sliding_window: int
 
-    def max_blocks(self, num_tokens: int) -> int:
-        """An upper bound once outdated blocks are freed; a prompt is refused on the full-attention bound only."""
-        return -(-num_tokens // self.block_size)
+    def __post_init__(self) -> None:
+        if self.sliding_window < 1:
+            raise ValueError(f"sliding_window={self.sliding_window}: must be at least 1, the token itself")
+
+    def max_blocks(self, num_tokens: int, max_step_tokens: int | None = None) -> int:
+        """A step of n tokens reads window - 1 tokens before it: at most so many blocks, wherever they
+        begin."""
+        if max_step_tokens is None or num_tokens <= 0:
+            return _cdiv(num_tokens, self.block_size)
+        span = min(self.sliding_window - 1 + max_step_tokens, num_tokens)
+        # The span need not begin at a block boundary: its first token may be the last of a block.
+        return min(_cdiv(num_tokens, self.block_size), _cdiv(span - 1, self.block_size) + 1)
 
 
 @dataclass(frozen=True)
@@ -87,3 +101,27 @@ class KVCacheConfig:
     block_size: int
     groups: tuple[KVCacheGroupSpec, ...]
     tensors: tuple[KVCacheTensor, ...]
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can hold KV: all but the null block."""
+        return self.num_blocks - 1
+
+    def max_blocks(self, num_tokens: int, max_step_tokens: int | None = None) -> int:
+        """Most blocks, over all groups, that one request of `num_tokens` can hold at once."""
+        return sum(group.spec.max_blocks(num_tokens, max_step_tokens) for group in self.groups)
+
+    def max_tokens_that_fit(self, max_step_tokens: int | None = None, at_most: int = 1 << 24) -> int:
+        """Tokens of the longest request, up to `at_most`, that fits when it has the pool to itself."""
+        low, high = 0, at_most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.max_blocks(middle, max_step_tokens) <= self.num_usable_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)

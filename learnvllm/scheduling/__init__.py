@@ -1,0 +1,4 @@
+"""Day 3 · Scheduling: which tokens of which requests the next step computes.
+
+One rule under one token budget; no phases. Imports no torch. Upstream namesake: vllm/v1/core/sched/.
+"""
