@@ -6,11 +6,13 @@ what no part can see alone. Upstream namesake: vllm/config/ (VllmConfig and its 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
+import pydantic
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
@@ -23,8 +25,37 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Policy = Literal["fcfs", "priority"]
 ExecutorBackend = Literal["uni", "mp"]
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, config=_STRICT)
+
+@dataclass_transform(frozen_default=True)
+def _config(cls: type[T]) -> type[T]:
+    """A frozen pydantic dataclass whose constructor raises our ConfigError, whatever was wrong."""
+    made = dataclass(frozen=True, config=_STRICT)(cls)
+    init = made.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except pydantic.ValidationError as error:
+            raise _to_config_error(error) from None
+
+    made.__init__ = __init__  # type: ignore[method-assign]
+    return cast(type[T], made)
+
+
+def _to_config_error(error: pydantic.ValidationError) -> ConfigError:
+    """The first complaint: our own from __post_init__ as it is, pydantic's with the field's name."""
+    first = error.errors()[0]
+    own = first.get("ctx", {}).get("error")
+    if isinstance(own, ConfigError):
+        return own
+    name, value = ".".join(str(part) for part in first["loc"]), first["input"]
+    return ConfigError(f"{name}={value!r}: {first['msg']}.", parameter=name, value=value)
+
+
+@_config
 class ModelConfig:
     """Which model, in which precision, how long."""
 
@@ -58,7 +89,7 @@ class ModelConfig:
         _check(self.max_logprobs >= 0, "max_logprobs", self.max_logprobs, "must be 0 or above")
 
 
-@dataclass(frozen=True, config=_STRICT)
+@_config
 class CacheConfig:
     """The paged KV cache."""
 
@@ -92,7 +123,7 @@ class CacheConfig:
             _check(value is None or value >= 1, name, value, "must be at least 1")
 
 
-@dataclass(frozen=True, config=_STRICT)
+@_config
 class SchedulerConfig:
     """What one step may do, and who goes first."""
 
@@ -125,7 +156,7 @@ class SchedulerConfig:
             _check(value is None or value >= 1, name, value, "must be at least 1")
 
 
-@dataclass(frozen=True, config=_STRICT)
+@_config
 class ParallelConfig:
     """How many processes compute. One, until Day 10."""
 
@@ -140,7 +171,7 @@ class ParallelConfig:
             _check(value == 1, name, value, "above 1 is not implemented yet (Day 10); use 1")
 
 
-@dataclass(frozen=True, config=_STRICT)
+@_config
 class DeviceConfig:
     """Where it computes."""
 
@@ -152,7 +183,7 @@ class DeviceConfig:
     cpu_kernels: Literal["numba", "torch"] = "numba"
 
 
-@dataclass(frozen=True, config=_STRICT)
+@_config
 class ObservabilityConfig:
     """What the engine tells about itself. All of it is free when off."""
 
@@ -162,7 +193,7 @@ class ObservabilityConfig:
     """Record a StepEvent per step and write a Chrome/Perfetto trace here at shutdown."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@_config
 class EngineConfig:
     """The whole tree. Immutable; `config_hash` is what client and engine compare when they shake hands.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from learnvllm.architecture.messages import EngineCoreRequest
 from learnvllm.architecture.outputs import CompletionOutput, TokenLogprobs
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
 
@@ -54,3 +55,20 @@ class ParentRequest:
 
 def _wrap_int64(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
+
+
+def fan_out(request: EngineCoreRequest) -> list[tuple[EngineCoreRequest, ParentRequest | None, int]]:
+    """The requests the core gets for one request: (request, its parent, its index)."""
+    if request.sampling_params.n == 1:
+        return [(request, None, 0)]
+    parent = ParentRequest(request.request_id, request.sampling_params)
+    return [
+        (
+            msgspec.structs.replace(
+                request, request_id=parent.child_id(index), sampling_params=parent.child_params(index)
+            ),
+            parent,
+            index,
+        )
+        for index in range(parent.params.n)
+    ]

@@ -44,14 +44,11 @@ class EngineReady(msgspec.Struct, array_like=True):
     num_gpu_blocks: int
     """Blocks in the KV pool, block 0 (never handed out) included."""
     block_size: int
+    kv_cache_tokens: int
+    """Tokens a request can have in an otherwise empty pool; a longer prompt could never run."""
     max_model_len: int
     async_scheduling: bool
     engine_index: int = 0
-
-    @property
-    def kv_cache_tokens(self) -> int:
-        """Tokens the pool holds when one block table covers every layer."""
-        return (self.num_gpu_blocks - 1) * self.block_size
 
 
 class StartupFailed(msgspec.Struct, array_like=True):

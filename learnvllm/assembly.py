@@ -1,0 +1,181 @@
+"""The one file where the eleven packages meet: flags in, a running engine out.
+
+Nothing here computes; it names the parts and puts them together. Imports of heavy parts are late, so that the
+front end never loads torch. Upstream namesakes: vllm/engine/arg_utils.py (create_engine_config),
+vllm/entrypoints/llm.py (LLM).
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from learnvllm.architecture import envs
+from learnvllm.architecture.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.tracing import StepTracer
+from learnvllm.engine_core.arg_utils import EngineArgs
+from learnvllm.engine_core.metrics.loggers import StatLoggerManager
+from learnvllm.engine_core.offline import OfflineInferenceMixin
+from learnvllm.engine_core.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from learnvllm.engine_core.async_llm import AsyncLLM
+    from learnvllm.engine_core.core import EngineCore
+    from learnvllm.engine_core.llm_engine import LLMEngine
+
+
+def create_engine_config(args: EngineArgs) -> EngineConfig:
+    """Find the model, read what it is, and build the configuration tree.
+
+    Raises:
+        ModelLoadError: there is no such model, or it is not one we can run.
+        ConfigError: flags contradict each other, or the model.
+    """
+    from learnvllm.model_layers.loading.resolve import resolve_model
+
+    resolved = resolve_model(args.model)
+    return EngineConfig(
+        model_config=ModelConfig(
+            model=resolved.name,
+            path=resolved.path,
+            arch=ModelArchitecture.from_directory(resolved.path),
+            dtype=args.dtype,
+            max_model_len=0 if args.max_model_len is None else args.max_model_len,
+            seed=args.seed,
+            served_model_name=args.served_model_name,
+            max_logprobs=args.max_logprobs,
+            load_format=args.load_format,
+        ),
+        cache_config=CacheConfig(
+            block_size=args.block_size,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            enable_prefix_caching=args.enable_prefix_caching,
+            num_gpu_blocks_override=args.num_gpu_blocks_override,
+            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+            prefix_caching_hash_seed=args.prefix_caching_hash_seed,
+            watermark=args.watermark,
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_seqs=args.max_num_seqs,
+            policy=args.scheduling_policy,
+            enable_chunked_prefill=args.enable_chunked_prefill,
+            long_prefill_token_threshold=args.long_prefill_token_threshold,
+            async_scheduling=args.async_scheduling,
+            max_num_queued_reqs=args.max_num_queued_reqs,
+            max_num_queued_tokens=args.max_num_queued_tokens,
+        ),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=args.tensor_parallel_size,
+            pipeline_parallel_size=args.pipeline_parallel_size,
+            data_parallel_size=args.data_parallel_size,
+            distributed_executor_backend=args.distributed_executor_backend,
+        ),
+        device_config=DeviceConfig(
+            device=args.device,
+            num_threads=args.num_threads,
+            enforce_eager=args.enforce_eager,
+            cpu_kernels=args.cpu_kernels,
+        ),
+        observability_config=ObservabilityConfig(
+            log_stats=not args.disable_log_stats,
+            trace_file=args.trace_file or envs.get("LEARNVLLM_TRACE_FILE"),
+        ),
+    )
+
+
+def build_engine_core(config: EngineConfig, tracer: StepTracer | None = None) -> EngineCore:
+    """Scheduler, executor and loop, in this process. Module-level: a spawned process finds it by its name."""
+    from learnvllm.architecture.platforms import uses_async_scheduling
+    from learnvllm.engine_core.core import EngineCore
+    from learnvllm.executor_worker.executor import Executor
+    from learnvllm.scheduling.async_scheduler import AsyncScheduler
+    from learnvllm.scheduling.scheduler import Scheduler
+
+    scheduler_class = AsyncScheduler if uses_async_scheduling(config) else Scheduler
+    return EngineCore(config, Executor.get_class(config), scheduler_class, tracer)
+
+
+def build_tokenizer(config: EngineConfig) -> Tokenizer:
+    return Tokenizer.from_directory(config.model_config.path)
+
+
+def build_llm_engine(config: EngineConfig, *, multiprocess: bool | None = None) -> LLMEngine:
+    """The engine a caller drives step by step.
+
+    Args:
+        multiprocess: the core in a process of its own. None: LEARNVLLM_ENABLE_MULTIPROCESSING.
+    """
+    from learnvllm.engine_core.core_client import InprocClient, SyncEngineCoreClient
+    from learnvllm.engine_core.llm_engine import LLMEngine
+    from learnvllm.engine_core.mp_client import SyncMPClient
+
+    if multiprocess is None:
+        multiprocess = envs.get("LEARNVLLM_ENABLE_MULTIPROCESSING")
+    tokenizer = build_tokenizer(config)
+    client: SyncEngineCoreClient = (
+        SyncMPClient(build_engine_core, config) if multiprocess else InprocClient(build_engine_core(config))
+    )
+    return LLMEngine(config, tokenizer, client, StatLoggerManager.create(config, client.ready))
+
+
+def build_async_llm(config: EngineConfig) -> AsyncLLM:
+    """The engine for a server: its core in a process of its own."""
+    from learnvllm.engine_core.async_llm import AsyncLLM
+    from learnvllm.engine_core.mp_client import AsyncMPClient
+
+    tokenizer = build_tokenizer(config)
+    client = AsyncMPClient(build_engine_core, config)
+    return AsyncLLM(config, tokenizer, client, StatLoggerManager.create(config, client.ready))
+
+
+class LLM(OfflineInferenceMixin):
+    """A model for Python programs: `LLM().generate("Hello")`.
+
+    Args:
+        model: as EngineArgs.model.
+        multiprocess: as in `build_llm_engine`.
+        engine_args: any other field of EngineArgs. Statistics are off unless disable_log_stats=False.
+
+    Raises:
+        ConfigError, ModelLoadError: this engine cannot be had; says what to change.
+    """
+
+    def __init__(
+        self, model: str | None = None, *, multiprocess: bool | None = None, **engine_args: Any
+    ) -> None:
+        args = EngineArgs.from_kwargs({"model": model, "disable_log_stats": True, **engine_args})
+        self.llm_engine = build_llm_engine(create_engine_config(args), multiprocess=multiprocess)
+        self._request_counter = itertools.count()
+        self._finalizer = weakref.finalize(self, self.llm_engine.shutdown)
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.llm_engine.config
+
+    def get_tokenizer(self) -> Tokenizer:
+        assert self.llm_engine.tokenizer is not None
+        return self.llm_engine.tokenizer
+
+    def shutdown(self) -> None:
+        """Stop the engine. Also happens when the object is dropped, at the end of a `with` and at exit."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()

@@ -1,0 +1,132 @@
+"""One interface to the engine core, wherever it runs: in this process or in its own.
+
+What is sent never waits; what comes back is fetched with `get_output`. Both ways give the same tokens.
+Upstream namesake: vllm/v1/engine/core_client.py (EngineCoreClient, InprocClient).
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from learnvllm.architecture.config import EngineConfig
+from learnvllm.architecture.errors import EngineDeadError, LearnVLLMError
+from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from learnvllm.engine_core.core import EngineCore, refused_output
+from learnvllm.engine_core.protocol import EngineReady
+
+CoreFactory = Callable[[EngineConfig], EngineCore]
+
+
+class EngineCoreClient(ABC):
+    """A started engine. `ready` tells what it reported when it was."""
+
+    ready: EngineReady
+
+    @abstractmethod
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request. If the core refuses it, an output with finish_reason ERROR says why."""
+
+    @abstractmethod
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Forget requests. Nothing more comes of them, except what is on its way already."""
+
+    @abstractmethod
+    def submit_utility(self, method: str, *args: Any) -> Future[Any]:
+        """Call a method of the core (core.UTILITIES) out of band. The future raises what that raised."""
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Raise EngineDeadError if the engine is gone."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop the engine and wait for it. May be called twice."""
+
+    def call_utility(self, method: str, *args: Any, timeout: float | None = None) -> Any:
+        return self.submit_utility(method, *args).result(timeout)
+
+
+class SyncEngineCoreClient(EngineCoreClient):
+    """A client for a caller that drives the loop itself (LLMEngine)."""
+
+    @abstractmethod
+    def get_output(self) -> EngineCoreOutputs:
+        """What one step gave; may be empty. Waits for a step.
+
+        Raises:
+            EngineDeadError: the engine cannot go on.
+        """
+
+
+class InprocClient(SyncEngineCoreClient):
+    """The core in this very process: `get_output` is a step. For tests, debuggers and notebooks."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.ready = core.ready_message()
+        self._refused: list[EngineCoreOutput] = []
+        self._dead: EngineDeadError | None = None
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self.check_health()
+        try:
+            self.core.add_request(request)
+        except LearnVLLMError as error:
+            self._refused.append(refused_output(request.request_id, error))
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        if request_ids and self._dead is None:
+            self.core.abort_requests(request_ids)
+
+    def get_output(self) -> EngineCoreOutputs:
+        self.check_health()
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return EngineCoreOutputs(outputs=refused)
+        try:
+            with interrupt_afterwards():
+                outputs, _ = self.core.step()
+        except Exception as error:
+            self._dead = EngineDeadError(f"The engine cannot go on: {type(error).__name__}: {error}")
+            raise self._dead from error
+        return outputs.get(0) or EngineCoreOutputs()
+
+    def submit_utility(self, method: str, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self.core.call_utility(method, list(args)))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def check_health(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+
+    def shutdown(self) -> None:
+        if self._dead is None:
+            self._dead = EngineDeadError("The engine has been shut down.")
+        self.core.shutdown()
+
+
+@contextmanager
+def interrupt_afterwards() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done: half a step would leave blocks half allocated."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is ever interrupted
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held and callable(before):
+            before(*held[0])

@@ -1,0 +1,274 @@
+"""The engine core in a process of its own: a busy loop between two threads that talk ZMQ.
+
+The input thread decodes while the model computes (which releases the GIL); the output thread encodes and
+sends. Between them and the loop are plain queues. Upstream namesake: vllm/v1/engine/core.py (EngineCoreProc).
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from enum import Enum, auto
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+
+from learnvllm.architecture import envs
+from learnvllm.architecture.config import EngineConfig
+from learnvllm.architecture.errors import ClientError, LearnVLLMError, ValidationError
+from learnvllm.architecture.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
+from learnvllm.architecture.request import Request
+from learnvllm.engine_core.core import EngineCore, refused_output
+from learnvllm.engine_core.protocol import (
+    ENGINE_CORE_DEAD,
+    EngineCoreRequestType,
+    StartupFailed,
+    UtilityCall,
+    to_remote_error,
+)
+from learnvllm.engine_core.serial import FrameSender, MsgpackDecoder
+
+logger = logging.getLogger(__name__)
+
+CoreFactory = Callable[[EngineConfig], EngineCore]
+"""Builds the core inside the new process; a module-level function, so that it can be pickled."""
+
+LINGER_MS = 4000
+"""How long a closing socket tries to deliver its last messages."""
+PARENT_DEATH_GRACE_S = 5.0
+
+
+class EngineAddresses(NamedTuple):
+    """Where the client listens: requests go out of `input`, outputs come in at `output`."""
+
+    input: str
+    output: str
+
+
+class Signal(Enum):
+    """What may lie in the input queue besides messages."""
+
+    WAKE_UP = auto()
+    """Aborts are waiting."""
+    DRAIN = auto()
+    """Finish what runs, then stop."""
+    STOP = auto()
+
+
+InputItem = Request | UtilityCall | Signal | list[str]
+
+
+class EngineCoreProc:
+    """Runs one EngineCore until told to stop.
+
+    Args:
+        input_socket: DEALER, connected, READY already sent.
+        output_socket: PUSH, connected.
+    """
+
+    def __init__(
+        self, core: EngineCore, input_socket: zmq.Socket[bytes], output_socket: zmq.Socket[bytes]
+    ) -> None:
+        self.core = core
+        self.core.take_aborts = self._take_aborts
+        # SimpleQueue.put is reentrant, so a signal handler may call it.
+        self.input_queue: queue.SimpleQueue[InputItem] = queue.SimpleQueue()
+        self._aborts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self._output_queue: queue.SimpleQueue[EngineCoreOutputs | bytes | None] = queue.SimpleQueue()
+        self._draining = False
+        self._stopping = False
+        self._input_socket, self._output_socket = input_socket, output_socket
+        self._input_thread = threading.Thread(target=self._receive_inputs, name="engine-input", daemon=True)
+        self._output_thread = threading.Thread(target=self._send_outputs, name="engine-output", daemon=True)
+
+    def run(self) -> None:
+        """The busy loop. Returns when asked to stop; raises what the model raised, having told the client."""
+        self._input_thread.start()
+        self._output_thread.start()
+        try:
+            while self._process_inputs():
+                outputs, _ = self.core.step()
+                for client_outputs in outputs.values():
+                    self._output_queue.put(client_outputs)
+        except BaseException:
+            self._output_queue.put(ENGINE_CORE_DEAD)
+            raise
+        finally:
+            self._output_queue.put(None)
+            self._output_thread.join()
+
+    # ------------------------------------------------------------------------------------------- the loop
+
+    def _process_inputs(self) -> bool:
+        """Take in everything that has arrived; wait for something while there is no work. False: stop."""
+        while not (self.core.has_work() or self._draining or self._stopping):
+            self._handle(self.input_queue.get())
+        while not self.input_queue.empty():
+            self._handle(self.input_queue.get())
+        return not (self._stopping or (self._draining and not self.core.has_work()))
+
+    def _handle(self, item: InputItem) -> None:
+        if isinstance(item, Request):
+            self._add(item)
+        elif isinstance(item, list):
+            self.core.abort_requests(item)
+        elif isinstance(item, UtilityCall):
+            self._output_queue.put(EngineCoreOutputs(utility_output=self._call_utility(item)))
+        elif item is Signal.DRAIN:
+            self._draining = True
+        elif item is Signal.STOP:
+            self._stopping = True
+
+    def _add(self, request: Request) -> None:
+        try:
+            self.core.add_request(request)
+        except LearnVLLMError as error:  # this one's trouble, nobody else's
+            self._refuse(request.request_id, error)
+
+    def _refuse(self, request_id: str, error: LearnVLLMError) -> None:
+        self._output_queue.put(EngineCoreOutputs(outputs=[refused_output(request_id, error)]))
+
+    def _call_utility(self, call: UtilityCall) -> UtilityOutput:
+        try:
+            return UtilityOutput(call.call_id, self.core.call_utility(call.method, call.args))
+        except Exception as error:
+            logger.debug("utility %s failed", call.method, exc_info=True)
+            return UtilityOutput(call.call_id, error=to_remote_error(error))
+
+    def _take_aborts(self) -> list[str]:
+        request_ids: list[str] = []
+        while not self._aborts.empty():
+            request_ids.extend(self._aborts.get())
+        return request_ids
+
+    # ---------------------------------------------------------------------------------------- the threads
+
+    def _receive_inputs(self) -> None:
+        requests = MsgpackDecoder(EngineCoreRequest)
+        calls = MsgpackDecoder(UtilityCall)
+        ids = MsgpackDecoder(list[str])
+        while True:
+            try:
+                kind_frame, *frames = self._input_socket.recv_multipart(copy=False)
+            except zmq.ContextTerminated:  # the loop has ended: `context.term` waits for this socket
+                self._input_socket.close(linger=0)
+                return
+            try:
+                kind = EngineCoreRequestType(bytes(kind_frame.buffer))
+                if kind is EngineCoreRequestType.ADD:
+                    self._receive_request(requests, frames)
+                elif kind is EngineCoreRequestType.ABORT:
+                    request_ids = ids.decode(frames)
+                    # Twice: for the step being worked on, and behind the ADD that may not be taken in yet.
+                    self._aborts.put(request_ids)
+                    self.input_queue.put(request_ids)
+                elif kind is EngineCoreRequestType.UTILITY:
+                    self.input_queue.put(calls.decode(frames))
+                else:
+                    self.input_queue.put(Signal.STOP)
+            except Exception:
+                logger.exception("A message to the engine could not be read; it is dropped.")
+
+    def _receive_request(self, decoder: MsgpackDecoder[EngineCoreRequest], frames: list[Any]) -> None:
+        """Decode and hash here, beside the model's computing. A bad request is answered, not fatal."""
+        try:
+            self.input_queue.put(self.core.preprocess_request(decoder.decode(frames)))
+        except (LearnVLLMError, msgspec.MsgspecError) as error:
+            request_id = msgspec.msgpack.decode(frames[0])[0]
+            if not isinstance(error, LearnVLLMError):
+                error = ValidationError(f"The engine could not read request {request_id!r}: {error}.")
+            self._refuse(request_id, error)
+
+    def _send_outputs(self) -> None:
+        sender = FrameSender(self._output_socket)
+        while (item := self._output_queue.get()) is not None:
+            if isinstance(item, bytes):
+                self._output_socket.send(item)
+                continue
+            try:
+                sender.send(item)
+            except TypeError as error:  # the result of a utility call may be anything
+                call = item.utility_output
+                if call is None:
+                    raise
+                sender.send(EngineCoreOutputs(utility_output=_unsendable(call.call_id, error)))
+        self._output_socket.close(linger=LINGER_MS)
+
+
+def _unsendable(call_id: int, error: TypeError) -> UtilityOutput:
+    return UtilityOutput(call_id, error=to_remote_error(ValidationError(f"The result {error}.")))
+
+
+def run_engine_core(
+    core_factory: CoreFactory, config: EngineConfig, addresses: EngineAddresses, engine_index: int = 0
+) -> None:
+    """Entry point of the engine process. Exit code 0: told to stop; 1: could not start or could not go on."""
+    logging.basicConfig(level=envs.get("LEARNVLLM_LOG_LEVEL"), format="%(levelname)s [engine] %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the front end decides
+    stop: list[Callable[[], None]] = []
+    threading.Thread(target=_watch_parent, args=(stop,), name="parent-watch", daemon=True).start()
+    context = zmq.Context()
+    input_socket = _connect(context, zmq.DEALER, addresses.input, identity=engine_index.to_bytes(2, "little"))
+    output_socket = _connect(context, zmq.PUSH, addresses.output)
+    core: EngineCore | None = None
+    exit_code = 1
+    try:
+        core = _start(core_factory, config, input_socket)
+        proc = EngineCoreProc(core, input_socket, output_socket)
+        stop.append(lambda: proc.input_queue.put(Signal.STOP))
+        signal.signal(signal.SIGTERM, lambda *_: proc.input_queue.put(Signal.DRAIN))
+        proc.run()
+        exit_code = 0
+    except ClientError:
+        pass  # _start has reported it to those who can do something about it
+    except BaseException:
+        logger.exception("The engine cannot go on.")
+    finally:
+        if core is None:
+            input_socket.close(linger=LINGER_MS)
+            output_socket.close(linger=0)
+        else:
+            core.shutdown()
+        context.term()
+    sys.exit(exit_code)
+
+
+def _start(core_factory: CoreFactory, config: EngineConfig, socket: zmq.Socket[bytes]) -> EngineCore:
+    try:
+        core = core_factory(config)
+        socket.send(msgspec.msgpack.encode(("READY", core.ready_message())))
+        return core
+    except BaseException as error:
+        socket.send(msgspec.msgpack.encode(("FAILED", StartupFailed(to_remote_error(error)))))
+        raise
+
+
+def _connect(
+    context: zmq.Context[Any], kind: int, address: str, identity: bytes | None = None
+) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    socket.set_hwm(0)  # no limit: the scheduler's queue limits say how much may wait
+    if identity is not None:
+        socket.identity = identity
+    socket.connect(address)
+    return socket
+
+
+def _watch_parent(stop: list[Callable[[], None]]) -> None:
+    """End with the front end, however it ended: an engine nobody can reach must not keep the memory."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    wait([parent.sentinel])
+    for call in stop:
+        call()
+    threading.Event().wait(PARENT_DEATH_GRACE_S)  # a running step may end in order, but not for ever
+    os._exit(1)
