@@ -1,0 +1,109 @@
+"""Exceptions to OpenAI's error bodies: {"error": {message, type, param, code}} and the right status.
+
+The caller's mistakes are 4xx with what to do; ours are 5xx without internals. Nothing else leaves the server.
+Upstream namesake: vllm/entrypoints/serve/exception_handling/.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from learnvllm.architecture.errors import LearnVLLMError, NotFoundError, ValidationError
+from learnvllm.serving.content import shorten
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+
+
+class ModelNotFoundError(NotFoundError):
+    code = "model_not_found"
+    parameter = "model"
+
+
+def error_body(
+    message: str, type: str = "invalid_request_error", param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def describe(error: Exception) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body for an exception."""
+    if isinstance(error, LearnVLLMError):
+        status = error.status_code
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        param, code = getattr(error, "parameter", None), getattr(error, "code", None)
+        if status == 503:
+            code = code or "server_overloaded"
+        return status, error_body(str(error), kind, param, code)
+    logger.error("A request failed in a way that was not expected.", exc_info=error)
+    return 500, error_body("The server failed on this request; its log says why.", "server_error")
+
+
+def error_response(error: Exception) -> JSONResponse:
+    status, body = describe(error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
+    return JSONResponse(body, status, headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every failure of `app`, known routes or not, speak OpenAI's error format."""
+
+    async def on_error(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    app.add_exception_handler(LearnVLLMError, on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, on_error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    message = {
+        404: f"Invalid URL ({asked}). GET / lists what this server has.",
+        405: f"Wrong method ({asked}): this URL takes {(error.headers or {}).get('Allow', 'another one')}.",
+    }.get(error.status_code, str(error.detail))
+    return JSONResponse(error_body(message), error.status_code, error.headers)
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    message, param = _explain(error, request)
+    return JSONResponse(error_body(message, param=param), 400)
+
+
+def _explain(error: RequestValidationError, request: Request) -> tuple[str, str | None]:
+    """The first of pydantic's findings, in one sentence, and the field it is about."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ValidationError):
+        return cause.message, cause.parameter
+    if first["type"] == "json_invalid":
+        at = first["loc"][-1]
+        return f"The body is not valid JSON: {cause} at character {at}.", None
+    field = _spell(first["loc"][1:])  # the first part says "body"
+    if not field:
+        if isinstance(error.body, bytes):
+            return 'The body must be JSON. Send the header "Content-Type: application/json".', None
+        if first["type"] == "missing":
+            return "The body is missing. Send a JSON object.", None
+        return f"The body must be a JSON object; it is {shorten(first['input'])}.", None
+    if first["type"] == "missing":
+        return f"The field {field!r} is missing.", field
+    return f"{field}={shorten(first['input'])}: {first['msg']}.", field
+
+
+def _spell(location: tuple[str | int, ...]) -> str:
+    """('stop', 0) -> stop[0]"""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

@@ -1,0 +1,74 @@
+"""The first thing a newcomer sees: a page to chat on for browsers, a few lines to paste for terminals.
+
+One self-contained file; nothing is loaded from elsewhere.
+"""
+
+from __future__ import annotations
+
+import html
+from functools import cache
+from importlib import resources
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+
+from learnvllm import __version__
+from learnvllm.serving.serving_models import OpenAIServingModels
+
+_CURL = """\
+curl {base}/v1/chat/completions -H "Content-Type: application/json" \\
+  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
+
+_SDK = """\
+from openai import OpenAI
+
+client = OpenAI(base_url="{base}/v1", api_key="-")
+stream = client.chat.completions.create(
+    model="{model}",
+    messages=[{{"role": "user", "content": "Why is the sky blue?"}}],
+    stream=True,
+)
+for chunk in stream:
+    print(chunk.choices[0].delta.content or "", end="", flush=True)"""
+
+_TEXT = """\
+learnvllm {version} serves {model} (up to {max_model_len} tokens).
+
+Try it from a terminal:
+
+{curl}
+
+or with the OpenAI SDK:
+
+{sdk}
+
+Routes: POST /v1/chat/completions  /v1/completions  /v1/chat/completions/render  /v1/completions/render
+        POST /tokenize  /detokenize
+        GET  /v1/models  /metrics  /health  /version  /openapi.json
+"""
+
+
+def curl_example(base: str, model: str) -> str:
+    return _CURL.format(base=base, model=model)
+
+
+def landing_page(request: Request, models: OpenAIServingModels) -> Response:
+    base = str(request.base_url).rstrip("/")
+    values = {
+        "version": __version__,
+        "model": models.name,
+        "max_model_len": str(models.card.max_model_len),
+        "curl": curl_example(base, models.name),
+        "sdk": _SDK.format(base=base, model=models.name),
+    }
+    if "text/html" not in request.headers.get("accept", ""):
+        return PlainTextResponse(_TEXT.format(**values))
+    page = _page()
+    for name, value in values.items():
+        page = page.replace(f"[[{name}]]", html.escape(value))
+    return HTMLResponse(page)
+
+
+@cache
+def _page() -> str:
+    return resources.files("learnvllm.serving").joinpath("landing.html").read_text(encoding="utf-8")

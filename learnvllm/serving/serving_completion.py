@@ -1,0 +1,199 @@
+"""POST /v1/completions: one or several prompts in, n continuations of each out.
+
+Choice number = index of the prompt * n + index of the continuation.
+Upstream namesake: vllm/entrypoints/openai/completion/serving.py (OpenAIServingCompletion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from learnvllm.architecture.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.serving.engine_client import EngineClient, Generation
+from learnvllm.serving.logprobs import LogprobsFormatter, prompt_logprobs
+from learnvllm.serving.protocol import CompletionRequest
+from learnvllm.serving.renderer import RenderedPrompt, Renderer
+from learnvllm.serving.responses import (
+    CompletionResponse,
+    CompletionResponseChoice,
+    RenderResponse,
+    UsageInfo,
+    new_id,
+    now,
+)
+from learnvllm.serving.serving_chat import check_top_logprobs, max_tokens_or_one, params_as_dict
+from learnvllm.serving.serving_models import OpenAIServingModels
+from learnvllm.serving.streaming import EventStream
+from learnvllm.serving.usage import UsageCounter
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass
+class _Answer:
+    """One request being answered."""
+
+    request: CompletionRequest
+    prompts: list[RenderedPrompt]
+    model: str
+    fingerprint: str
+    formatter: LogprobsFormatter
+    id: str = field(default_factory=lambda: new_id("cmpl"))
+    created: int = field(default_factory=now)
+    usage: UsageCounter = field(default_factory=UsageCounter)
+    text_lengths: dict[int, int] = field(default_factory=dict)
+    """Characters sent of each choice, for text_offset."""
+
+    @property
+    def n(self) -> int:
+        return 1 if self.request.n is None else self.request.n
+
+    def choice(
+        self, prompt_index: int, output: RequestOutput, completion: CompletionOutput, echo: bool
+    ) -> CompletionResponseChoice:
+        """What `completion` adds to its choice, the prompt before it if `echo`."""
+        request, number = self.request, prompt_index * self.n + completion.index
+        text, token_ids = completion.text, completion.token_ids
+        logprobs: list[TokenLogprobs | None] | None = None
+        if completion.logprobs is not None:
+            logprobs = list(completion.logprobs)
+        if request.scores_prompt_only:
+            text, token_ids, logprobs = "", [], []
+        if echo:
+            text = self._prompt_text(prompt_index) + text
+            token_ids = output.prompt_token_ids + token_ids
+            if request.logprobs is not None:
+                logprobs = [*(output.prompt_logprobs or []), *(logprobs or [])]
+        offset = self.text_lengths.get(number, 0)
+        self.text_lengths[number] = offset + len(text)
+        formatted = None
+        if request.logprobs is not None and logprobs is not None:
+            formatted = self.formatter.completion(token_ids, logprobs, request.logprobs, offset)
+        return CompletionResponseChoice(
+            index=number,
+            text=text,
+            logprobs=formatted,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            **self._extras(output, completion),
+        )
+
+    def _prompt_text(self, prompt_index: int) -> str:
+        prompt = self.prompts[prompt_index]
+        if prompt.text is not None:
+            return prompt.text
+        return self.formatter.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+    def _extras(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        if self.request.prompt_logprobs is not None:
+            extras["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if self.request.return_token_ids:
+            extras["token_ids"] = [] if self.request.scores_prompt_only else completion.token_ids
+            extras["prompt_token_ids"] = output.prompt_token_ids
+        return extras
+
+    def response(
+        self, choices: list[CompletionResponseChoice], **usage: UsageInfo | None
+    ) -> CompletionResponse:
+        return CompletionResponse(
+            id=self.id,
+            object="text_completion",
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=choices,
+            **usage,
+        )
+
+
+class OpenAIServingCompletion:
+    """Answers completion requests with one engine."""
+
+    def __init__(self, engine: EngineClient, renderer: Renderer, models: OpenAIServingModels) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.models = models
+
+    async def create_completion(self, request: CompletionRequest) -> CompletionResponse | EventStream:
+        """Raises: LearnVLLMError: refused, before anything is sent and with none of the prompts running."""
+        prompts, params = await self._prepare(request)
+        formatter = LogprobsFormatter(self.renderer.tokenizer, bool(request.return_tokens_as_token_ids))
+        answer = _Answer(request, prompts, self.models.name, self.models.fingerprint, formatter)
+        generation = await Generation.start(
+            self.engine,
+            prompts,
+            params,
+            answer.id,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+        )
+        if request.stream:
+            return EventStream(_stream(answer, generation), generation)
+        try:
+            return await _collect(answer, generation)
+        finally:
+            await generation.aclose()
+
+    async def render(self, request: CompletionRequest) -> list[RenderResponse]:
+        """Only the way in: each prompt as token ids, and the parameters an engine would get."""
+        prompts, params = await self._prepare(request)
+        return [
+            RenderResponse(
+                request_id=new_id("cmpl"),
+                token_ids=prompt.token_ids,
+                sampling_params=params_as_dict(p),
+                model=self.models.name,
+            )
+            for prompt, p in zip(prompts, params)
+        ]
+
+    async def _prepare(self, request: CompletionRequest) -> tuple[list[RenderedPrompt], list[SamplingParams]]:
+        self.models.check(request.model)
+        check_top_logprobs("logprobs", request.logprobs, self.models.max_logprobs)
+        wanted = 1 if request.scores_prompt_only else request.max_tokens
+        request.to_sampling_params(max_tokens_or_one(wanted, request.min_tokens))
+        special = request.add_special_tokens is not False
+        prompts = [await self.renderer.render_prompt_async(p, special) for p in request.prompt]
+        params = []
+        for prompt in prompts:
+            limit = self.renderer.output_limit(prompt, wanted, "prompt")
+            if wanted is None:
+                limit = min(limit, max(DEFAULT_MAX_TOKENS, request.min_tokens or 0))
+            params.append(request.to_sampling_params(limit))
+        return prompts, params
+
+
+async def _collect(answer: _Answer, generation: Generation) -> CompletionResponse:
+    choices: dict[int, CompletionResponseChoice] = {}
+    async for index, output in generation:
+        answer.usage.add(index, output)
+        for completion in output.outputs:
+            choice = answer.choice(index, output, completion, bool(answer.request.echo))
+            choices[choice.index] = choice
+    completion_tokens = 0 if answer.request.scores_prompt_only else None
+    return answer.response([choices[i] for i in sorted(choices)], usage=answer.usage.usage(completion_tokens))
+
+
+async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[CompletionResponse, None]:
+    request = answer.request
+
+    def usage() -> dict[str, UsageInfo | None]:
+        if request.continuous_usage:
+            return {"usage": answer.usage.usage()}
+        return {"usage": None} if request.include_usage else {}
+
+    begun: set[tuple[int, int]] = set()
+    async for index, output in generation:
+        answer.usage.add(index, output)
+        for completion in output.outputs:
+            echo = bool(request.echo) and (index, completion.index) not in begun
+            begun.add((index, completion.index))
+            choice = answer.choice(index, output, completion, echo)
+            if choice.text or completion.token_ids or completion.finish_reason is not None:
+                yield answer.response([choice], **usage())
+    if request.include_usage:
+        yield answer.response([], usage=answer.usage.usage())

@@ -1,0 +1,53 @@
+"""One server with the fake engine for the tests of this folder, and the OpenAI SDK pointed at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+
+from learnvllm.serving.api_server import build_app
+from learnvllm.serving.middleware import ServerState
+from learnvllm.serving.renderer import Renderer
+from tests.serving.fake_engine import MAX_MODEL_LEN, FakeEngine
+from tests.serving.server import running
+
+
+@dataclass
+class FakeServer:
+    url: str
+    engine: FakeEngine
+    state: ServerState
+
+
+@pytest.fixture(scope="session")
+def shared_fake_server() -> Iterator[FakeServer]:
+    engine, state = FakeEngine(), ServerState()
+    app = build_app(engine, Renderer(engine.tokenizer, MAX_MODEL_LEN), state=state)
+    with running(app) as server:
+        yield FakeServer(server.url, engine, state)
+
+
+@pytest.fixture
+def fake_server(shared_fake_server: FakeServer) -> Iterator[FakeServer]:
+    """The shared server, with its engine as it was made."""
+    server = shared_fake_server
+    yield server
+    engine = server.engine
+    engine.token_seconds, engine.refuse, engine.fail_after, engine.dead = 0.0, None, None, False
+    server.state.draining = False
+
+
+@pytest.fixture
+def sdk(fake_server: FakeServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{fake_server.url}/v1", api_key="-", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def http(fake_server: FakeServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fake_server.url, timeout=30) as client:
+        yield client
