@@ -120,7 +120,10 @@ def save_tiny_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
-_MERGED_WORDS = "Ġthe Ġand Ġof Ġto Ġin ing ion er on an Ġa Ġis hello Ġworld Ġpaged Ġattention Ġblocks Ġtokens Ġcache user system assistant"
+_MERGED_WORDS = (
+    "Ġthe Ġand Ġof Ġto Ġin ing ion er on an Ġa Ġis hello Ġworld Ġpaged Ġattention Ġblocks Ġtokens Ġcache "
+    "user system assistant"
+)
 
 
 def tiny_tokenizer() -> Tokenizer:

