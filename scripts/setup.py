@@ -27,6 +27,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 import tomllib
 import urllib.request
@@ -210,15 +211,23 @@ def pip(arguments: list[str], label: str) -> None:
     lines: list[str] = []
     with step(label) as progress, LOG.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_env()
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=clean_env(),
+            close_fds=False,  # pip shares the lock: if only this script is killed, the next waits for pip
         )
         assert process.stdout is not None
         try:
             for line in process.stdout:
                 log.write(line)
                 lines.append(line)
-                if re.match(r"\s*(Collecting|Downloading|Processing|Installing|Preparing|Building) ", line):
+                if re.match(r"\s*(Collecting|Downloading|Processing|Preparing|Building) ", line):
                     progress(line.strip().split(" (from ")[0])
+                elif line.startswith("Installing collected packages"):
+                    progress(f"unpacking {line.count(',') + 1} packages")
             code = process.wait()
         except BaseException:
             process.terminate()
@@ -280,26 +289,33 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def step(label: str) -> Iterator[Callable[[str], None]]:
-    """Show a step: on a terminal one line that follows along, elsewhere a line each ten seconds."""
-    start, shown, live = time.monotonic(), [0.0], sys.stdout.isatty()
+    """Show a step while it runs: on a terminal one line that ticks, elsewhere a line every ten seconds.
+
+    Gives a function that takes what the step is at just now.
+    """
+    start, detail, finished, live = time.monotonic(), [""], threading.Event(), sys.stdout.isatty()
     width = shutil.get_terminal_size().columns - 1
 
-    def progress(detail: str) -> None:
-        elapsed = time.monotonic() - start
-        if live:
-            print(f"\r\x1b[K{f'  {label}  {elapsed:.0f} s  {detail}'[:width]}", end="", flush=True)
-        elif elapsed - shown[0] >= 10:
-            shown[0] = elapsed
-            say(f"  {elapsed:.0f} s  {detail}")
+    def tick() -> None:
+        while not finished.wait(0.5 if live else 10):
+            elapsed = f"{time.monotonic() - start:.0f} s"
+            if live:
+                print(f"\r\x1b[K{f'  {label}  {elapsed}  {detail[0]}'[:width]}", end="", flush=True)
+            else:
+                say(f"  {elapsed}  {detail[0]}")
 
     print(f"  {label} ...", end="" if live else "\n", flush=True)
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    outcome = "stopped"
     try:
-        yield progress
-    except BaseException:
-        print(f"\r\x1b[K  {label}: stopped" if live else f"  {label}: stopped", flush=True)
-        raise
-    took = f"{time.monotonic() - start:.0f} s"
-    print(f"\r\x1b[K  {label}: done, {took}" if live else f"    done, {took}", flush=True)
+        yield lambda text: detail.__setitem__(0, text)
+        outcome = "done"
+    finally:
+        finished.set()
+        ticker.join()
+        print(f"{chr(13)}\x1b[K" if live else "", end="")
+        say(f"{label}: {outcome}, {time.monotonic() - start:.0f} s")
 
 
 @contextlib.contextmanager
@@ -311,6 +327,7 @@ def one_at_a_time() -> Iterator[None]:
     import fcntl
 
     with (ROOT / ".venv.lock").open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

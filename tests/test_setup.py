@@ -1,4 +1,4 @@
-"""The set-up script: what is done is not done again, what is half-made is repaired, failures name their cause."""
+"""The set-up script: done work is not done again, half-made work is repaired, failures name their cause."""
 
 import importlib.util
 import json
