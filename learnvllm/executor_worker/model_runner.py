@@ -12,12 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnvllm.architecture import envs
 from learnvllm.architecture.config import EngineConfig
+from learnvllm.architecture.messages import LogprobsLists
 from learnvllm.architecture.step import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
 from learnvllm.executor_worker.block_table import BlockTables
 from learnvllm.executor_worker.input_batch import InputBatch, attention_metadata, build_input_batch
 from learnvllm.executor_worker.model_state import DefaultModelState, ModelState
 from learnvllm.executor_worker.request_state import RequestState
+from learnvllm.executor_worker.sample.prompt_logprob import PromptLogprobs
+from learnvllm.executor_worker.sample.sampler import Sampler, SamplerOutput
+from learnvllm.executor_worker.sample.states import SamplingStates
 from learnvllm.kv_cache.interface import KVCacheConfig
 from learnvllm.model_layers.attention import AttentionMetadata, StepContext
 from learnvllm.model_layers.model import DecoderModel
@@ -48,6 +53,13 @@ class ModelRunner:
         self.states = RequestState(max_rows, max_tokens)
         self.block_tables = BlockTables(kv_cache_config, max_rows, max_tokens)
         self.model_state = model_state or DefaultModelState(device)
+        use_kernels = device.type == "cpu" and "torch" not in (
+            config.device_config.cpu_kernels,
+            envs.get("LEARNVLLM_CPU_KERNELS"),
+        )
+        self.sampling_states = SamplingStates(max_rows, model.arch.vocab_size, config.model_config.seed)
+        self.sampler = Sampler(self.sampling_states, self.states, use_kernels)
+        self.prompt_logprobs = PromptLogprobs(self.states)
         self._group_layers = [group.layer_names for group in kv_cache_config.groups]
 
     # ------------------------------------------------------------------------------------------------ steps
@@ -64,13 +76,29 @@ class ModelRunner:
         hidden = self._forward(batch, metadata)
         logits = self._compute_logits(batch, hidden)
         forward_seconds = time.perf_counter() - start
-        token_ids = logits.numpy().argmax(axis=-1) if len(logits) else np.empty(0, dtype=np.int64)
-        self.states.append_sampled(batch.rows[batch.sampling], token_ids)
-        sampled: list[list[int]] = [[] for _ in batch.req_ids]
-        for index, token in zip(batch.sampling.tolist(), token_ids.tolist()):
-            sampled[index] = [token]
+        sampled = self.sampler(logits, batch.rows[batch.sampling])
+        prompt_logprobs = self.prompt_logprobs.collect(batch, hidden, self.model.compute_logits)
+        self.states.append_sampled(batch.rows[batch.sampling], sampled.token_ids)
+        return self._make_output(batch, sampled, prompt_logprobs, forward_seconds)
+
+    def _make_output(
+        self,
+        batch: InputBatch,
+        sampled: SamplerOutput,
+        prompt_logprobs: dict[str, LogprobsLists],
+        forward_seconds: float,
+    ) -> ModelRunnerOutput:
+        token_ids: list[list[int]] = [[] for _ in batch.req_ids]
+        indices = batch.sampling.tolist()
+        for index, token in zip(indices, sampled.token_ids.tolist()):
+            token_ids[index] = [token]
         return ModelRunnerOutput(
-            req_ids=batch.req_ids, sampled_token_ids=sampled, forward_seconds=forward_seconds
+            req_ids=batch.req_ids,
+            sampled_token_ids=token_ids,
+            logprobs={batch.req_ids[indices[i]]: row for i, row in sampled.logprobs.items()},
+            prompt_logprobs=prompt_logprobs,
+            forward_seconds=forward_seconds,
+            num_nans_in_logits={batch.req_ids[indices[i]]: n for i, n in sampled.nan_counts.items()},
         )
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> None:
@@ -81,6 +109,8 @@ class ModelRunner:
         for request in scheduler_output.scheduled_new_reqs:
             row = self.states.add(request)
             self.block_tables.set_row(row, request.block_ids)
+            self.sampling_states.add_request(row, request)
+            self.prompt_logprobs.add_request(row, request)
             self.model_state.add_request(row, request)
         cached = scheduler_output.scheduled_cached_reqs
         for req_id, block_ids, computed in zip(
