@@ -1,30 +1,33 @@
 """learnvllm: how vLLM works, taught by a small vLLM that serves a real model on a CPU.
 
-Importing this package loads nothing else: each topic is imported on first use, so that `learnvllm --help` and
-the torch-free parts (architecture, scheduling, the block pool) start in milliseconds.
+Importing this package loads nothing else: `learnvllm.LLM` and the other names below are imported on first use,
+so that `learnvllm --help` and the torch-free parts (architecture, scheduling, the block pool) start at once.
+Upstream namesake: vllm/__init__.py, which is lazy too.
 """
 
-from __future__ import annotations
-
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from learnvllm.architecture.outputs import RequestOutput as RequestOutput
-    from learnvllm.architecture.sampling_params import SamplingParams as SamplingParams
-    from learnvllm.assembly import LLM as LLM
 
 __version__ = "0.1.0"
 
-_HOME_OF = {
+_HOMES = {
     "LLM": "learnvllm.assembly",
-    "RequestOutput": "learnvllm.architecture.outputs",
     "SamplingParams": "learnvllm.architecture.sampling_params",
+    "RequestOutput": "learnvllm.architecture.outputs",
+    "CompletionOutput": "learnvllm.architecture.outputs",
 }
+
+if TYPE_CHECKING:
+    from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
+    from learnvllm.architecture.sampling_params import SamplingParams
+    from learnvllm.assembly import LLM
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its home when first asked for (PEP 562)."""
-    if name not in _HOME_OF:
+    """Import a public name from its home when it is first asked for."""
+    if name not in _HOMES:
         raise AttributeError(f"module 'learnvllm' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
