@@ -1,7 +1,8 @@
 """learnvllm: how vLLM works, taught by a small vLLM that serves a real model on a CPU.
 
 Importing this package loads nothing else: `learnvllm.LLM` and the other names below are imported on first
-use, so that `learnvllm --help` and the torch-free parts (architecture, scheduling, the block pool) start at once.
+use, so that `learnvllm --help` and the torch-free parts (architecture, scheduling, the block pool) start
+at once.
 Upstream namesake: vllm/__init__.py, which is lazy too.
 """
 
