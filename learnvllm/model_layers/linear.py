@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learnvllm.model_layers.linear_kernels import FP16_MAX, LinearMode, make_linear
+from learnvllm.architecture.errors import ModelLoadError
+from learnvllm.model_layers.linear_kernels import LinearKernel, make_linear
 from learnvllm.model_layers.weights import Weights
 
 
@@ -32,21 +33,24 @@ class Linear:
         stacked = [weights.take(f"{name}.weight", rows, in_features) for name, rows in projections]
         biases = [weights.take(f"{name}.bias", rows) for name, rows in projections] if bias else []
         weight = stacked[0].float() if len(stacked) == 1 else torch.cat([w.float() for w in stacked])
-        self.kernel = make_linear(
-            weight,
-            torch.cat([b.float() for b in biases]) if bias else None,
-            mode=safe_mode(weight, weights.linear_mode),
-        )
-        weights.count(self.kernel.weight_bytes)
+        bias_or_none = torch.cat([b.float() for b in biases]) if bias else None
+        self.kernel = packed(weights, "+".join(name for name, _ in projections), weight, bias_or_none)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernel(x)
 
 
-def safe_mode(weight: Tensor, mode: LinearMode) -> LinearMode:
-    """`mode`, but fp32 where half precision cannot hold a weight: bfloat16 checkpoints reach beyond 65504."""
-    if mode == "fp16":
-        low, high = torch.aminmax(weight)
-        if not max(-low.item(), high.item()) <= FP16_MAX:
-            return "fp32"
-    return mode
+def packed(weights: Weights, name: str, weight: Tensor, bias: Tensor | None) -> LinearKernel:
+    """The weight in the form it is computed with.
+
+    Raises:
+        ModelLoadError: half precision cannot hold it (bfloat16 checkpoints may reach beyond 65504).
+    """
+    try:
+        kernel = make_linear(weight, bias, weights.linear_mode)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{weights.prefix}{name}: {error}.", parameter="dtype", value=weights.linear_mode
+        ) from None
+    weights.count(kernel.weight_bytes)
+    return kernel

@@ -1,7 +1,7 @@
-"""Directories in the cache that are either whole or absent: built aside, checksummed, then renamed into place.
+"""Directories in the cache that are either whole or absent: built aside, checksummed, renamed into place.
 
-A manifest in each says what it was made from and the size and SHA-256 of every file. Opening a directory checks
-version and sizes only, in well under a millisecond; `verify` reads everything.
+A manifest in each says what it was made from and the size and SHA-256 of every file. Opening a directory
+checks version and sizes only, in well under a millisecond; `verify` reads everything.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def record_of(path: Path) -> FileRecord:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """The manifest, if the directory is of this version and every file is there in its full size. Else None."""
+    """The manifest, if the directory is of this version and every file has its full size. Else None."""
     try:
         data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         manifest = Manifest(
@@ -148,7 +148,8 @@ def _check_space(parent: Path, needed_bytes: int) -> None:
 
 def _disk_error(target: Path, error: OSError) -> ModelLoadError:
     return ModelLoadError(
-        f"The model cannot be written to {target}: {error}. Make room, or point LEARNVLLM_HOME to another disk.",
+        f"The model cannot be written to {target}: {error}. Make room, or point LEARNVLLM_HOME to "
+        "another disk.",
         parameter="LEARNVLLM_HOME",
         value=str(target),
     )

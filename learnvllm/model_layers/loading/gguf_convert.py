@@ -1,8 +1,8 @@
 """Converts a GGUF file once into a model directory: config.json, tokenizer files, model.safetensors.
 
-Reading GGUF takes seconds (quantized weights are widened, the tokenizer rebuilt); the directory then loads in a
-fraction of one, and transformers reads it too. Weights keep every bit: quantized formats are widened to fp32.
-Upstream namesake: vllm/model_executor/model_loader/gguf_loader.py.
+Reading GGUF takes seconds (quantized weights are widened, the tokenizer rebuilt); the directory then loads in
+a fraction of one, and transformers reads it too. Weights keep every bit: quantized formats are widened to
+fp32. Upstream namesake: vllm/model_executor/model_loader/gguf_loader.py.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _transform(config: dict[str, Any], target: str) -> Transform | None:
 
 
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undo llama.cpp's reordering of q and k for its other RoPE pairing (2i with 2i+1 instead of i with i+D/2).
+    """Undo llama.cpp's reordering of q and k for its other RoPE pairing (2i with 2i+1, not i with i+D/2).
 
     rows: [heads * head_dim, ...], for each head: first, middle+1st, second, middle+2nd row and so on.
     """

@@ -1,7 +1,7 @@
 """From the vocabulary in a GGUF file to a `tokenizer.json` that the tokenizers library runs.
 
-GGUF stores the pieces, their merges or scores, and only the *name* of the rule that cuts text before merging; the
-rules themselves are here. A rule that is not here is refused: a tokenizer that is nearly right answers
+GGUF stores the pieces, their merges or scores, and only the *name* of the rule that cuts text before merging;
+the rules themselves are here. A rule that is not here is refused: a tokenizer that is nearly right answers
 nearly sensibly, and nobody notices. llama.cpp keeps the same list in src/llama-vocab.cpp.
 """
 
@@ -158,7 +158,7 @@ def _tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
 def _unsupported(field: str, value: Any, implemented: str) -> ModelLoadError:
     return ModelLoadError(
         f"{field}={value!r}: this tokenizer is not implemented, and a near miss would give wrong token ids. "
-        f"Implemented: {implemented}. A directory with tokenizer.json and *.safetensors works for any tokenizer.",
+        f"Implemented: {implemented}. A directory with tokenizer.json and *.safetensors works for any.",
         parameter=field,
         value=value,
     )
