@@ -32,8 +32,8 @@ def get_kv_cache_config(
             tokens (not checked when the number of blocks is given: the scheduler then refuses what does not
             fit).
     """
-    groups = group_layers(specs)
     page_size = _common_page_size(specs)
+    groups = group_layers(specs)
     num_tensors = max(len(group.layer_names) for group in groups)
     tensors = tuple(
         KVCacheTensor(tuple(g.layer_names[i] for g in groups if i < len(g.layer_names)))
