@@ -6,7 +6,7 @@ Upstream namesake: vllm/entrypoints/openai/api_server.py (build_app).
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -24,6 +24,7 @@ from learnvllm.serving.middleware import (
     DrainMiddleware,
     ServerState,
 )
+from learnvllm.serving.options import CorsOptions
 from learnvllm.serving.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -39,16 +40,6 @@ from learnvllm.serving.streaming import ClientDisconnected, EventStream, or_disc
 
 # nginx's status for "the client closed the connection"; nobody sees it but the access log.
 _CLIENT_CLOSED_REQUEST = 499
-
-
-@dataclass(frozen=True)
-class CorsOptions:
-    """Which web pages may call this server; vLLM's flags and defaults."""
-
-    allowed_origins: list[str] = field(default_factory=lambda: ["*"])
-    allowed_methods: list[str] = field(default_factory=lambda: ["*"])
-    allowed_headers: list[str] = field(default_factory=lambda: ["*"])
-    allow_credentials: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from learnvllm.architecture.errors import LearnVLLMError, NotFoundError, ValidationError
-from learnvllm.serving.content import shorten
+from learnvllm.architecture.errors import LearnVLLMError, NotFoundError
+from learnvllm.serving.protocol import first_problem
 
 logger = logging.getLogger(__name__)
 
@@ -76,34 +76,19 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 
 async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    message, param = _explain(error, request)
+    message, param = _explain(error)
     return JSONResponse(error_body(message, param=param), 400)
 
 
-def _explain(error: RequestValidationError, request: Request) -> tuple[str, str | None]:
-    """The first of pydantic's findings, in one sentence, and the field it is about."""
+def _explain(error: RequestValidationError) -> tuple[str, str | None]:
+    """One sentence, and the field it is about."""
     first = error.errors()[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ValidationError):
-        return cause.message, cause.parameter
     if first["type"] == "json_invalid":
-        at = first["loc"][-1]
-        return f"The body is not valid JSON: {cause} at character {at}.", None
-    field = _spell(first["loc"][1:])  # the first part says "body"
-    if not field:
+        return f"The body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}.", None
+    if len(first["loc"]) < 2:  # the body as a whole
         if isinstance(error.body, bytes):
             return 'The body must be JSON. Send the header "Content-Type: application/json".', None
         if first["type"] == "missing":
             return "The body is missing. Send a JSON object.", None
-        return f"The body must be a JSON object; it is {shorten(first['input'])}.", None
-    if first["type"] == "missing":
-        return f"The field {field!r} is missing.", field
-    return f"{field}={shorten(first['input'])}: {first['msg']}.", field
-
-
-def _spell(location: tuple[str | int, ...]) -> str:
-    """('stop', 0) -> stop[0]"""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
+    found = first_problem([{**first, "loc": first["loc"][1:]}])
+    return found.message, found.parameter

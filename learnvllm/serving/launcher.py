@@ -19,15 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from learnvllm.architecture.errors import ConfigError
+from learnvllm.serving.options import ServeOptions
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from learnvllm.serving.api_server import CorsOptions
     from learnvllm.serving.engine_client import EngineClient
     from learnvllm.serving.middleware import ServerState
 
@@ -36,22 +35,6 @@ logger = logging.getLogger(__name__)
 ENGINE_POLL_S = 0.2
 AFTER_ENGINE_DEATH_S = 5.0
 """How long the errors of waiting clients may take to be sent."""
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Flags of `learnvllm serve` that concern HTTP, not the engine."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 takes a free one."""
-    api_keys: list[str] = field(default_factory=list)
-    cors: CorsOptions | None = None
-    chat_template: str | None = None
-    shutdown_timeout: float = 30.0
-    """Seconds that running requests may take to finish after SIGTERM or SIGINT."""
-    log_level: str = "info"
-    access_log: bool = True
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -41,13 +41,25 @@ def fake_server(shared_fake_server: FakeServer) -> Iterator[FakeServer]:
     server.state.draining = False
 
 
-@pytest.fixture
-def sdk(fake_server: FakeServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{fake_server.url}/v1", api_key="-", max_retries=0, timeout=30) as client:
+# A client takes a quarter of a second to make (it reads the system's certificates), so there is one of each.
+@pytest.fixture(scope="session")
+def sdk_session(shared_fake_server: FakeServer) -> Iterator[openai.OpenAI]:
+    url = f"{shared_fake_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
-def http(fake_server: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake_server.url, timeout=30) as client:
+def sdk(fake_server: FakeServer, sdk_session: openai.OpenAI) -> openai.OpenAI:
+    return sdk_session
+
+
+@pytest.fixture(scope="session")
+def http_session(shared_fake_server: FakeServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=shared_fake_server.url, timeout=30) as client:
         yield client
+
+
+@pytest.fixture
+def http(fake_server: FakeServer, http_session: httpx.Client) -> httpx.Client:
+    return http_session

@@ -113,7 +113,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
 
 @pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
 def test_numbers_that_are_none_are_refused(http: httpx.Client, name: str) -> None:
-    body = '{"prompt": "hello", "temperature": %s}' % name
+    body = f'{{"prompt": "hello", "temperature": {name}}}'
     response = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert refused(response)["param"] == "temperature"
 
@@ -189,7 +189,9 @@ def test_a_field_we_do_not_have_may_be_neutral_and_nothing_else(http: httpx.Clie
     assert "not supported" in error["message"]
 
 
-def test_one_bad_prompt_of_several_keeps_all_from_running(http: httpx.Client, fake_server: FakeServer) -> None:
+def test_one_bad_prompt_of_several_keeps_all_from_running(
+    http: httpx.Client, fake_server: FakeServer
+) -> None:
     before = len(fake_server.engine.prompts)
     refused(post(http, {**COMPLETION, "prompt": ["hello", "x" * 400]}))
     assert len(fake_server.engine.prompts) == before

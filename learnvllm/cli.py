@@ -1,0 +1,362 @@
+"""`learnvllm …`: the command line. Flags are named as vLLM's; a command imports what it needs when it runs.
+
+So `learnvllm --help` loads next to nothing. Errors of ours are one line on stderr and exit code 2; Ctrl-C is
+130. Upstream namesake: vllm/entrypoints/cli/main.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from learnvllm import __version__
+
+if TYPE_CHECKING:
+    from learnvllm.engine_core.arg_utils import EngineArgs
+    from learnvllm.engine_core.llm_engine import LLMEngine
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: what `--help` says, how it fills its parser, what it does."""
+
+    help: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `learnvllm … | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    from learnvllm.architecture.errors import LearnVLLMError
+
+    parser = _make_parser(arguments)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return USAGE_ERROR
+    try:
+        _set_up_logging(args)
+        return COMMANDS[args.command].run(args)
+    except LearnVLLMError as error:
+        if os.environ.get("LEARNVLLM_LOG_LEVEL") == "DEBUG":
+            raise
+        print(f"learnvllm {args.command}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _make_parser(arguments: list[str]) -> argparse.ArgumentParser:
+    """All commands by name, but only the flags of the one that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="learnvllm", description="How vLLM works, taught by a small vLLM that serves a real model."
+    )
+    parser.add_argument("-v", "--version", action="version", version=f"learnvllm {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    asked = next((a for a in arguments if not a.startswith("-")), None)
+    for name, command in COMMANDS.items():
+        sub = subparsers.add_parser(name, help=command.help, description=command.help)
+        if name == asked:
+            command.configure(sub)
+    return parser
+
+
+def _set_up_logging(args: argparse.Namespace) -> None:
+    import logging
+
+    from learnvllm.architecture import envs
+
+    # Commands that talk to a person are quiet unless asked.
+    default = "INFO" if args.command == "serve" else "WARNING"
+    level = envs.get("LEARNVLLM_LOG_LEVEL") if "LEARNVLLM_LOG_LEVEL" in os.environ else default
+    logging.basicConfig(level=level, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
+    for name in envs.unknown_variables():
+        logging.warning("%s is set, but there is no such variable. `learnvllm env` lists them.", name)
+
+
+# ------------------------------------------------------------------------------------------ shared flags
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser, positional_model: bool = True) -> None:
+    from learnvllm.engine_core.arg_utils import EngineArgs
+
+    if positional_model:
+        parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Same as --model.")
+    EngineArgs.add_cli_args(parser)
+
+
+def _engine_args(args: argparse.Namespace, **defaults: Any) -> EngineArgs:
+    from dataclasses import replace
+
+    from learnvllm.architecture.errors import ConfigError
+    from learnvllm.engine_core.arg_utils import EngineArgs
+
+    tag = getattr(args, "model_tag", None)
+    if tag is not None:
+        if args.model not in (None, tag):
+            raise ConfigError(f"Two models are named: {tag} and --model {args.model}.", parameter="model")
+        args.model = tag
+    return replace(EngineArgs.from_cli_args(args), **defaults)
+
+
+def _build_llm_engine(args: argparse.Namespace) -> LLMEngine:
+    from learnvllm import assembly
+
+    return assembly.build_llm_engine(
+        assembly.create_engine_config(_engine_args(args, disable_log_stats=True))
+    )
+
+
+# Sampling flags: name -> (type, help). They are fields of requests, and checked there.
+_SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
+    "max_tokens": (int, "Most tokens of an answer."),
+    "temperature": (float, "0 always takes the most likely token."),
+    "top_p": (float, "Choose among the most likely tokens that make up this share."),
+    "top_k": (int, "Choose among this many most likely tokens."),
+    "min_p": (float, "Drop tokens less likely than this share of the most likely one."),
+    "repetition_penalty": (float, "Above 1: discourage tokens that occurred, in the prompt too."),
+    "presence_penalty": (float, "Above 0: discourage tokens that occurred in the answer."),
+    "frequency_penalty": (float, "The same, growing with every occurrence."),
+}
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for name, (kind, help) in _SAMPLING_FLAGS.items():
+        group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper(), help=help)
+    group.add_argument("--sampling-seed", type=int, metavar="INT", help="Makes sampling repeatable.")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="Stop before this text. Repeatable.")
+
+
+def _sampling_values(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling flags that were given, by the names of request fields."""
+    values = {name: getattr(args, name) for name in (*_SAMPLING_FLAGS, "stop")}
+    values["seed"] = args.sampling_seed
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# ------------------------------------------------------------------------------------------------- serve
+
+
+def _configure_serve(parser: argparse.ArgumentParser) -> None:
+    import json
+
+    group = parser.add_argument_group("server")
+    add = group.add_argument
+    add("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all (default: %(default)s)")
+    add("--port", type=int, default=8000, help="Port; 0 takes a free one (default: %(default)s)")
+    add("--api-key", nargs="+", metavar="KEY", help="Required on every route but /health. Any of several.")
+    add("--chat-template", metavar="FILE", help="Jinja file, or its text, instead of the model's template.")
+    add(
+        "--allowed-origins",
+        type=json.loads,
+        default=["*"],
+        metavar="JSON",
+        help="CORS (default: %(default)s)",
+    )
+    add(
+        "--allowed-methods",
+        type=json.loads,
+        default=["*"],
+        metavar="JSON",
+        help="CORS (default: %(default)s)",
+    )
+    add(
+        "--allowed-headers",
+        type=json.loads,
+        default=["*"],
+        metavar="JSON",
+        help="CORS (default: %(default)s)",
+    )
+    add("--allow-credentials", action="store_true", help="CORS: allow cookies and the like.")
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="Seconds for running requests to finish",
+    )
+    add("--uvicorn-log-level", default="info", choices=("debug", "info", "warning", "error", "critical"))
+    add("--disable-uvicorn-access-log", action="store_true", help="No log line per request.")
+    _add_engine_flags(parser)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from functools import partial
+
+    from learnvllm import assembly
+    from learnvllm.architecture import envs
+    from learnvllm.serving import launcher
+    from learnvllm.serving.options import CorsOptions, ServeOptions, read_chat_template
+
+    options = ServeOptions(
+        host=args.host,
+        port=args.port,
+        api_keys=[key for key in args.api_key or [envs.get("LEARNVLLM_API_KEY")] if key],
+        cors=CorsOptions(
+            args.allowed_origins, args.allowed_methods, args.allowed_headers, args.allow_credentials
+        ),
+        chat_template=read_chat_template(args.chat_template),
+        shutdown_timeout=args.shutdown_timeout,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+    )
+    with launcher.bind(options.host, options.port) as sock:  # before the model loads
+        config = assembly.create_engine_config(_engine_args(args))
+        return launcher.serve(options, partial(assembly.build_async_llm, config), sock)
+
+
+# --------------------------------------------------------------------------------------- generate, chat
+
+
+def _configure_generate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("prompts", nargs="*", metavar="PROMPT", help="Texts to continue. None: one prompt from stdin.")
+    add("--file", metavar="FILE", help="Read prompts from a file, one a line.")
+    add("--chat", action="store_true", help="Put each prompt into the model's chat template.")
+    add("--n", type=int, help="Continuations of each prompt.")
+    add("--logprobs", type=int, help="Log-probabilities of this many candidates per token; with --json.")
+    add("--ignore-eos", action="store_true", help="Go on to --max-tokens.")
+    add("--json", action="store_true", help="One JSON object per prompt and line, as they finish.")
+    _add_sampling_flags(parser)
+    _add_engine_flags(parser, positional_model=False)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from learnvllm.serving import generate
+
+    prompts = generate.read_prompts(args.prompts, args.file)
+    values = {"max_tokens": 128, **_sampling_values(args)}
+    values |= {name: v for name in ("n", "logprobs", "ignore_eos") if (v := getattr(args, name))}
+    engine = _build_llm_engine(args)
+    try:
+        return generate.run(engine, prompts, values, chat=args.chat, as_json=args.json)
+    finally:
+        engine.shutdown()
+
+
+def _configure_chat(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--url", help="Talk to a running server, e.g. http://127.0.0.1:8000, instead of starting an engine.")
+    add("--api-key", metavar="KEY", help="For --url (default: LEARNVLLM_API_KEY).")
+    add("--system", "--system-prompt", dest="system", metavar="TEXT", help="The system message.")
+    add("--plain", action="store_true", help="Show text as it is, without rendering Markdown.")
+    _add_sampling_flags(parser)
+    _add_engine_flags(parser)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from learnvllm.architecture import envs
+    from learnvllm.serving import chat
+
+    backend: chat.ChatBackend
+    if args.url is not None:
+        key = args.api_key or envs.get("LEARNVLLM_API_KEY")
+        backend = chat.HttpBackend(args.url, key, args.model or args.model_tag)
+    else:
+        chat.say_starting()
+        backend = chat.EngineBackend(_build_llm_engine(args))
+    try:
+        return chat.run(backend, _sampling_values(args), args.system, plain=args.plain)
+    finally:
+        backend.close()
+
+
+# ------------------------------------------------------------------------------------------------- bench
+
+
+def _configure_bench(parser: argparse.ArgumentParser) -> None:
+    from learnvllm.serving import bench
+
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    for kind, help in bench.KINDS.items():
+        sub = kinds.add_parser(kind, help=help, description=help)
+        bench.add_flags(sub, kind)
+        if kind != "serve":
+            _add_engine_flags(sub)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from learnvllm.serving import bench
+
+    if args.kind == "serve":
+        return bench.run_serve(args)
+    engine = _build_llm_engine(args)
+    try:
+        return (bench.run_throughput if args.kind == "throughput" else bench.run_latency)(engine, args)
+    finally:
+        engine.shutdown()
+
+
+# ----------------------------------------------------------------------------------- models, env, version
+
+
+def _configure_models(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, help in (
+        ("list", "Models that are here."),
+        ("pull", "Fetch a model."),
+        ("path", "Where it is."),
+    ):
+        sub = actions.add_parser(name, help=help, description=help)
+        if name != "list":
+            sub.add_argument("name", nargs="?", help="Model; left out: the embedded one.")
+
+
+def _models(args: argparse.Namespace) -> int:
+    from learnvllm.serving import models_command
+
+    return {
+        "list": lambda: models_command.list_models(),
+        "pull": lambda: models_command.pull(args.name),
+        "path": lambda: models_command.show_path(args.name),
+    }[args.action]()
+
+
+def _configure_env(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="For programs.")
+
+
+def _env(args: argparse.Namespace) -> int:
+    from learnvllm.serving.env_command import show_environment
+
+    return show_environment(as_json=args.json)
+
+
+def _version(args: argparse.Namespace) -> int:
+    print(f"learnvllm {__version__}")
+    return 0
+
+
+def _no_flags(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+COMMANDS = {
+    "serve": Command("Serve a model: the OpenAI API over HTTP.", _configure_serve, _serve),
+    "chat": Command("Chat with a model in the terminal.", _configure_chat, _chat),
+    "generate": Command("Continue prompts.", _configure_generate, _generate),
+    "bench": Command("Measure throughput, latency, or a running server.", _configure_bench, _bench),
+    "models": Command("List, fetch and find models.", _configure_models, _models),
+    "env": Command("Versions, machine and environment variables.", _configure_env, _env),
+    "version": Command("Print the version.", _no_flags, _version),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

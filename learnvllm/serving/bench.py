@@ -1,0 +1,171 @@
+"""`learnvllm bench`: throughput and latency of an engine, or of a running server under arriving requests.
+
+Prompts are random token ids, as in vLLM's random dataset, so that no prefix is shared and lengths are exact.
+Upstream namesakes: vllm/benchmarks/{throughput,latency,serve}.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from typing import Any
+
+from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
+from learnvllm.engine_core.llm_engine import LLMEngine
+from learnvllm.serving.bench_stats import Row, print_table, quantiles
+
+KINDS = {
+    "throughput": "Many requests at once: tokens per second.",
+    "latency": "One batch, again and again: seconds.",
+    "serve": "A running server under Poisson arrivals: time to first token, time per token.",
+}
+FIRST_TOKEN_ID = 16
+"""Random prompts leave out the ids before it: special tokens in most vocabularies."""
+
+
+def add_flags(parser: argparse.ArgumentParser, kind: str) -> None:
+    add = parser.add_argument
+    add(
+        "--input-len",
+        type=int,
+        default=32 if kind == "latency" else 128,
+        help="Prompt tokens (default: %(default)s)",
+    )
+    add("--output-len", type=int, default=128, help="Output tokens (default: %(default)s)")
+    add("--prompt-seed", type=int, default=0, help="Of lengths, tokens and arrivals (default: %(default)s)")
+    add("--json", action="store_true", help="Print JSON instead of a table.")
+    add("--output-json", metavar="FILE", help="Write the figures to a file, too.")
+    if kind == "latency":
+        add("--batch-size", type=int, default=8, help="Requests at once (default: %(default)s)")
+        add("--num-iters-warmup", type=int, default=1, help="Rounds not counted (default: %(default)s)")
+        add("--num-iters", type=int, default=5, help="Rounds counted (default: %(default)s)")
+        return
+    add("--num-prompts", type=int, default=32, help="Requests (default: %(default)s)")
+    add(
+        "--random-range-ratio",
+        type=float,
+        default=0.0,
+        help="Lengths vary uniformly by this share either way (default: %(default)s)",
+    )
+    if kind == "serve":
+        add("--base-url", default="http://127.0.0.1:8000", help="The server (default: %(default)s)")
+        add("--model", help="Left out: the server's own.")
+        add("--api-key", metavar="KEY", help="Default: LEARNVLLM_API_KEY.")
+        add(
+            "--request-rate",
+            type=float,
+            default=float("inf"),
+            help="Requests a second (default: all at once)",
+        )
+        add("--max-concurrency", type=int, help="Most requests at once (default: no limit)")
+        add("--vocab-size", type=int, default=300, help="Random ids stay below it (default: %(default)s)")
+
+
+def random_requests(args: argparse.Namespace, count: int, vocab_size: int) -> list[tuple[list[int], int]]:
+    """(prompt token ids, output length) for each request.
+
+    Raises:
+        ValidationError: a length or count that makes no sense.
+    """
+    ratio = getattr(args, "random_range_ratio", 0.0)
+    for name, value, low in (
+        ("input-len", args.input_len, 1),
+        ("output-len", args.output_len, 1),
+        ("count", count, 1),
+    ):
+        if value < low:
+            raise ValidationError(f"--{name} {value}: must be at least {low}.", parameter=name, value=value)
+    if not 0 <= ratio < 1:
+        raise ValidationError(f"--random-range-ratio {ratio}: must be from 0 to below 1.", value=ratio)
+    rng = random.Random(args.prompt_seed)
+
+    def length(mean: int) -> int:
+        return max(1, rng.randint(round(mean * (1 - ratio)), round(mean * (1 + ratio))))
+
+    return [
+        (
+            [rng.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(length(args.input_len))],
+            length(args.output_len),
+        )
+        for _ in range(count)
+    ]
+
+
+def run_throughput(engine: LLMEngine, args: argparse.Namespace) -> int:
+    requests = random_requests(args, args.num_prompts, engine.config.model_config.arch.vocab_size)
+    _run_batch(engine, requests[:1], "warmup")
+    elapsed, num_output = _run_batch(engine, requests, "bench")
+    num_input = sum(len(prompt) for prompt, _ in requests)
+    report(
+        args,
+        "throughput",
+        [
+            ("requests", len(requests), ""),
+            ("time", elapsed, "s"),
+            ("requests per second", len(requests) / elapsed, "req/s"),
+            ("total tokens per second", (num_input + num_output) / elapsed, "tok/s"),
+            ("output tokens per second", num_output / elapsed, "tok/s"),
+        ],
+    )
+    return 0
+
+
+def run_latency(engine: LLMEngine, args: argparse.Namespace) -> int:
+    rounds = args.num_iters_warmup + args.num_iters
+    vocab_size = engine.config.model_config.arch.vocab_size
+    everything = random_requests(
+        args, args.batch_size * rounds, vocab_size
+    )  # no round finds its prompts cached
+    seconds = []
+    for i in range(rounds):
+        batch = everything[i * args.batch_size : (i + 1) * args.batch_size]
+        seconds.append(_run_batch(engine, batch, f"round{i}")[0])
+    counted = seconds[args.num_iters_warmup :]
+    report(args, "latency", [("batch size", args.batch_size, ""), *quantiles("batch", counted, "s")])
+    return 0
+
+
+def _run_batch(engine: LLMEngine, requests: list[tuple[list[int], int]], name: str) -> tuple[float, int]:
+    """Run all requests at once; (seconds, output tokens)."""
+    began = time.perf_counter()
+    for i, (prompt, output_len) in enumerate(requests):
+        params = SamplingParams(
+            temperature=0.0, max_tokens=output_len, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        engine.add_request(f"{name}-{i}", prompt, params)
+    tokens = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+            tokens += sum(len(completion.token_ids) for completion in output.outputs)
+    return time.perf_counter() - began, tokens
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    from learnvllm.serving.bench_client import measure_server
+
+    requests = random_requests(args, args.num_prompts, args.vocab_size)
+    report(args, "serve", measure_server(args, requests))
+    return 0
+
+
+def report(args: argparse.Namespace, kind: str, rows: list[Row]) -> None:
+    """Print the figures as a table or JSON, and write them where asked."""
+    figures: dict[str, Any] = {name: value for name, value, _ in rows}
+    document = {
+        "benchmark": kind,
+        "input_len": args.input_len,
+        "output_len": args.output_len,
+        "figures": figures,
+    }
+    if args.output_json:
+        with open(args.output_json, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=2)
+    if args.json:
+        print(json.dumps(document))
+    else:
+        print_table(f"{kind}: {args.input_len} tokens in, {args.output_len} out", rows)

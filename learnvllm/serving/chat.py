@@ -1,0 +1,246 @@
+"""`learnvllm chat`: a conversation in the terminal, with an engine of its own or a running server.
+
+Ctrl-C stops the answer, not the program; Ctrl-D leaves. Piped in and out, it reads a message a line and
+prints plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from learnvllm.architecture import envs
+from learnvllm.architecture.errors import ClientError, LearnVLLMError, ServerError, ValidationError
+from learnvllm.engine_core.llm_engine import LLMEngine
+from learnvllm.serving.chat_view import ChatView
+from learnvllm.serving.content import shorten
+from learnvllm.serving.protocol import ChatCompletionRequest, parse_request
+from learnvllm.serving.renderer import Renderer
+
+HELP = """\
+/reset            forget the conversation
+/system TEXT      set the system message (without TEXT: remove it)
+/params           show sampling parameters; /params temperature=0.2 top_p=0.9 sets, /params top_p= unsets
+/help             this list
+/quit             leave (Ctrl-D too); Ctrl-C stops an answer"""
+
+Message = dict[str, str]
+
+
+class ChatBackend(Protocol):
+    """Whoever answers. Closing the iterator of `stream` stops the answer."""
+
+    model: str
+
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[str]:
+        """Pieces of the answer, a token or more each. `params`: fields of a chat request."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EngineBackend:
+    """An engine of our own, driven step by step."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        assert engine.tokenizer is not None
+        self.engine = engine
+        self.renderer = Renderer(engine.tokenizer, engine.config.max_model_len)
+        self.model = engine.config.served_model_name
+        self._count = 0
+
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[str]:
+        request = parse_request(ChatCompletionRequest, {"messages": messages, "stream": True, **params})
+        prompt = self.renderer.render_chat(request.messages)
+        limit = self.renderer.output_limit(prompt, request.token_limit, "messages")
+        self._count += 1
+        request_id = f"chat-{self._count}"
+        self.engine.add_request(request_id, prompt.token_ids, request.to_sampling_params(limit))
+        try:
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    if output.error is not None:
+                        raise output.error
+                    if output.request_id == request_id and output.outputs[0].text:
+                        yield output.outputs[0].text
+        finally:
+            self.engine.abort_request([request_id])
+
+    def close(self) -> None:
+        self.engine.shutdown()
+
+
+class HttpBackend:
+    """A running server, ours or any that speaks the OpenAI API.
+
+    Raises:
+        ValidationError: nothing answers at `url`.
+    """
+
+    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
+        import httpx
+
+        base = url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.client = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=None))
+        try:
+            served = _checked(self.client.get("/v1/models")).json()["data"]
+            self.model = model or served[0]["id"]
+        except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ValidationError(
+                f"Nothing answers at {url}: {error}. Start a server with `learnvllm serve`.",
+                parameter="url",
+                value=url,
+            ) from None
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValidationError(
+                f"{url} does not speak the OpenAI API: {error!r}.", parameter="url"
+            ) from None
+
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[str]:
+        import httpx
+
+        body = {"model": self.model, "messages": messages, "stream": True, **params}
+        try:
+            with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                for line in _checked(response).iter_lines():
+                    if not line.startswith("data: ") or line == "data: [DONE]":
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise ServerError(event["error"]["message"])
+                    for choice in event["choices"]:
+                        if text := choice["delta"].get("content"):
+                            yield text
+        except httpx.TransportError as error:
+            raise ServerError(f"The connection to the server broke: {error}.") from None
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def _checked(response: Any) -> Any:
+    """Raises what the server's error says."""
+    if response.status_code < 400:
+        return response
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = f"{response.status_code} {response.text[:200]}"
+    raise (ValidationError if response.status_code < 500 else ServerError)(message)
+
+
+# ------------------------------------------------------------------------------------------ conversation
+
+
+class Conversation:
+    """Messages, parameters, and the commands that change them."""
+
+    def __init__(
+        self, backend: ChatBackend, params: dict[str, Any], system: str | None, view: ChatView
+    ) -> None:
+        self.backend = backend
+        self.params = params
+        self.system = system
+        self.turns: list[Message] = []
+        self.view = view
+
+    def messages(self) -> list[Message]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return system + self.turns
+
+    def ask(self, text: str) -> None:
+        """One turn. What was said before an interruption stays; a refused message is forgotten."""
+        self.turns.append({"role": "user", "content": text})
+        began = time.perf_counter()
+        first = 0.0
+        pieces: list[str] = []
+        stream = self.backend.stream(self.messages(), self.params)
+        interrupted = False
+        try:
+            with self.view.answer() as show:
+                for piece in stream:
+                    first = first or time.perf_counter()
+                    pieces.append(piece)
+                    show(piece)
+        except KeyboardInterrupt:
+            interrupted = True
+        except ClientError as error:
+            self.turns.pop()
+            self.view.error(f"{error} (/reset starts afresh.)")
+            return
+        finally:
+            stream.close()  # type: ignore[attr-defined]  # both are generators
+        self.turns.append({"role": "assistant", "content": "".join(pieces)})
+        self.view.stats(len(pieces), first - began, time.perf_counter() - first, interrupted)
+
+    def command(self, line: str) -> bool:
+        """Run a /command; False to leave."""
+        name, _, rest = line.partition(" ")
+        if name in ("/quit", "/exit", "/q"):
+            return False
+        if name == "/reset":
+            self.turns.clear()
+            self.view.note("The conversation is forgotten.")
+        elif name == "/system":
+            self.system = rest.strip() or None
+            self.view.note("No system message." if self.system is None else f"System: {self.system}")
+        elif name == "/params":
+            self._set_params(rest.split())
+        elif name == "/help":
+            self.view.note(HELP)
+        else:
+            self.view.error(f"There is no command {name}. /help lists them.")
+        return True
+
+    def _set_params(self, assignments: list[str]) -> None:
+        changed = dict(self.params)
+        for assignment in assignments:
+            name, _, text = assignment.partition("=")
+            changed.pop(name, None)
+            if text:
+                changed[name] = _parse_value(text)
+        try:
+            parse_request(ChatCompletionRequest, {"messages": [{"role": "user", "content": "-"}], **changed})
+        except ValidationError as error:
+            self.view.error(str(error))
+            return
+        self.params = changed
+        shown = ", ".join(f"{name}={shorten(value)}" for name, value in changed.items())
+        self.view.note(shown or "No parameters are set; the server's defaults apply.")
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def say_starting() -> None:
+    """Loading takes a few seconds; a person wants to know."""
+    if sys.stderr.isatty():
+        print("Starting the engine…", end="\r", file=sys.stderr, flush=True)
+
+
+def run(backend: ChatBackend, params: dict[str, Any], system: str | None, *, plain: bool) -> int:
+    """Talk until the input ends."""
+    view = ChatView(plain=plain, history=envs.home() / "chat_history")
+    conversation = Conversation(backend, params, system, view)
+    view.welcome(backend.model)
+    while (line := view.read()) is not None:
+        if line.startswith("/"):
+            if not conversation.command(line):
+                break
+        elif line:
+            try:
+                conversation.ask(line)
+            except LearnVLLMError as error:
+                view.error(str(error))
+                return 1
+    return 0

@@ -1,0 +1,162 @@
+"""`learnvllm generate`: continue prompts and print what comes, text as it comes or one JSON object a line.
+
+All prompts run at once; with several, an answer is printed when those before it are. The engine is driven
+step by step, as in any program that has its own loop.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
+from learnvllm.engine_core.llm_engine import LLMEngine
+from learnvllm.serving.content import ChatMessage, shorten
+from learnvllm.serving.protocol import CompletionRequest, parse_request
+from learnvllm.serving.renderer import RenderedPrompt, Renderer
+
+
+def read_prompts(arguments: list[str], file: str | None) -> list[str]:
+    """From the command line, a file (one a line), or else all of stdin as one prompt.
+
+    Raises:
+        ValidationError: there is none, or the file cannot be read.
+    """
+    if arguments and file:
+        raise ValidationError("Give prompts or --file, not both.", parameter="file", value=file)
+    if file is not None:
+        try:
+            lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise ValidationError(f"--file {file} cannot be read: {error}.", parameter="file") from None
+        prompts = [line for line in lines if line.strip()]
+    elif arguments:
+        prompts = arguments
+    else:
+        if sys.stdin.isatty():
+            print("Type a prompt, end with Ctrl-D:", file=sys.stderr)
+        prompts = [sys.stdin.read()]
+    if not prompts or not all(prompts):
+        raise ValidationError("There is no prompt. Give one as an argument, in --file, or on stdin.")
+    return prompts
+
+
+def run(engine: LLMEngine, prompts: list[str], values: dict[str, Any], *, chat: bool, as_json: bool) -> int:
+    """Run all prompts and print their answers.
+
+    Args:
+        values: sampling fields, as in a request.
+        chat: put each prompt into the chat template.
+    Raises:
+        ValidationError: a prompt or value cannot be served; nothing runs then.
+    """
+    request = parse_request(CompletionRequest, {"prompt": prompts, "stream": not as_json, **values})
+    assert engine.tokenizer is not None
+    renderer = Renderer(engine.tokenizer, engine.config.max_model_len)
+    rendered = [_render(renderer, prompt, chat) for prompt in prompts]
+    params = [
+        request.to_sampling_params(renderer.output_limit(prompt, request.max_tokens, "prompt"))
+        for prompt in rendered
+    ]
+    ids = {f"generate-{i}": i for i in range(len(prompts))}
+    for request_id, index in ids.items():
+        engine.add_request(request_id, rendered[index].token_ids, params[index])
+    printer = _JsonPrinter(prompts) if as_json else _TextPrinter(prompts, n=request.n or 1)
+    try:
+        for output in _outputs(engine):
+            printer.add(ids[output.request_id], output)
+    finally:
+        engine.abort_request(list(ids))
+        if isinstance(printer, _TextPrinter):
+            printer.end()
+    return 0
+
+
+def _render(renderer: Renderer, prompt: str, chat: bool) -> RenderedPrompt:
+    if chat:
+        return renderer.render_chat([ChatMessage("user", prompt)])
+    return renderer.encode(prompt, add_special_tokens=True)
+
+
+def _outputs(engine: LLMEngine) -> Iterator[RequestOutput]:
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+            yield output
+
+
+class _JsonPrinter:
+    """One line per prompt, when it is finished."""
+
+    def __init__(self, prompts: list[str]) -> None:
+        self.prompts = prompts
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        line = {
+            "index": index,
+            "prompt": self.prompts[index],
+            "num_prompt_tokens": len(output.prompt_token_ids),
+            "num_cached_tokens": output.num_cached_tokens,
+            "outputs": [_completion_as_dict(completion) for completion in output.outputs],
+        }
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+def _completion_as_dict(completion: CompletionOutput) -> dict[str, Any]:
+    values = asdict(completion)
+    return {name: value for name, value in values.items() if value is not None or name == "stop_reason"}
+
+
+@dataclass
+class _Answer:
+    """What has come of one completion."""
+
+    text: str = ""
+    printed: int = 0
+    finished: bool = False
+
+
+@dataclass
+class _TextPrinter:
+    """Prints answers in order; the one whose turn it is, as it grows."""
+
+    prompts: list[str]
+    n: int
+    answers: dict[tuple[int, int], _Answer] = field(default_factory=dict)
+    """By (prompt, index of the completion)."""
+    turn: tuple[int, int] = (0, 0)
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        for completion in output.outputs:
+            answer = self.answers.setdefault((index, completion.index), _Answer())
+            answer.text += completion.text
+            answer.finished = completion.finished
+        self._print()
+
+    def _print(self) -> None:
+        while (answer := self.answers.get(self.turn)) is not None:
+            if answer.printed == 0 and (len(self.prompts) > 1 or self.n > 1):
+                print(f"\n--- {self._title()}")
+            print(answer.text[answer.printed :], end="", flush=True)
+            answer.printed = max(len(answer.text), 1)
+            if not answer.finished:
+                return
+            print(flush=True)
+            prompt, number = self.turn
+            self.turn = (prompt, number + 1) if number + 1 < self.n else (prompt + 1, 0)
+
+    def _title(self) -> str:
+        prompt, number = self.turn
+        return shorten(self.prompts[prompt], 60) + (f" ({number + 1})" if number else "")
+
+    def end(self) -> None:
+        """A line of its own for whatever comes next, where an answer was cut off."""
+        answer = self.answers.get(self.turn)
+        if answer is not None and answer.printed:
+            print(flush=True)
