@@ -81,9 +81,9 @@ def _set_up_logging(args: argparse.Namespace) -> None:
 
     from learnvllm.architecture import envs
 
-    # Commands that talk to a person are quiet unless asked.
-    default = "INFO" if args.command == "serve" else "WARNING"
-    level = envs.get("LEARNVLLM_LOG_LEVEL") if "LEARNVLLM_LOG_LEVEL" in os.environ else default
+    if args.command != "serve":  # a command that talks to a person is quiet unless asked; so is its engine process
+        os.environ.setdefault("LEARNVLLM_LOG_LEVEL", "WARNING")
+    level = envs.get("LEARNVLLM_LOG_LEVEL")
     logging.basicConfig(level=level, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
     for name in envs.unknown_variables():
         logging.warning("%s is set, but there is no such variable. `learnvllm env` lists them.", name)

@@ -22,6 +22,8 @@ from learnvllm.serving.errors import RETRY_AFTER_S, error_body
 
 PUBLIC_PATHS = frozenset({"/health"})
 MAX_BODY_BYTES = 8 * 2**20
+MAX_DISCARDED_BYTES = 64 * 2**20
+"""Of a body that is too large, this much is read for the sake of a clean answer."""
 
 
 @dataclass
@@ -137,6 +139,13 @@ class BodyLimitMiddleware:
             await self._refuse(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Closing while the client still sends would reset the connection, and with it lose the answer.
+        discarded = 0
+        while discarded < MAX_DISCARDED_BYTES:
+            message = await receive()
+            discarded += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                break
         message = f"The body is larger than {self.limit} bytes. Send less in one request."
         response: Any = JSONResponse(error_body(message, code="body_too_large"), 413, {"Connection": "close"})
         await response(scope, receive, send)
