@@ -40,10 +40,10 @@ class PeakMemory(TorchDispatchMode):
         self._total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {_key(t) for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)}
+        before = {_key(t) for t in tree_iter((args, kwargs)) if _has_storage(t)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
-            if isinstance(tensor, torch.Tensor) and _key(tensor) not in before:
+            if _has_storage(tensor) and _key(tensor) not in before:
                 self._add(tensor)
         return result
 
@@ -58,6 +58,11 @@ class PeakMemory(TorchDispatchMode):
 
     def _drop(self, key: int) -> None:
         self._total -= self._live.pop(key, 0)
+
+
+def _has_storage(value: Any) -> bool:
+    """Weights that oneDNN has packed are opaque tensors; no step makes one, so they need no counting."""
+    return isinstance(value, torch.Tensor) and not value.is_mkldnn
 
 
 def _key(tensor: torch.Tensor) -> int:
