@@ -131,7 +131,7 @@ def _parse(config: dict[str, Any], extra_eos: Any) -> ModelArchitecture:
     sliding_window = _sliding_window(config, model_type)
     rope, rope_local = _parse_rope(config, model_type)
     has_qkv_bias = model_type == "qwen2" or bool(config.get("attention_bias", False))
-    return ModelArchitecture(
+    arch = ModelArchitecture(
         model_type=model_type,
         vocab_size=int(config["vocab_size"]),
         hidden_size=hidden,
@@ -156,6 +156,32 @@ def _parse(config: dict[str, Any], extra_eos: Any) -> ModelArchitecture:
         bos_token_id=config.get("bos_token_id"),
         torch_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
     )
+    _check_sizes(arch)
+    return arch
+
+
+def _check_sizes(arch: ModelArchitecture) -> None:
+    sizes = {
+        "vocab_size": arch.vocab_size,
+        "hidden_size": arch.hidden_size,
+        "intermediate_size": arch.intermediate_size,
+        "num_hidden_layers": arch.num_layers,
+        "num_attention_heads": arch.num_attention_heads,
+        "num_key_value_heads": arch.num_kv_heads,
+        "head_dim": arch.head_dim,
+        "max_position_embeddings": arch.max_position_embeddings,
+        "sliding_window": 1 if arch.sliding_window is None else arch.sliding_window,
+    }
+    for name, value in sizes.items():
+        if value < 1:
+            raise ModelLoadError(f"{name}={value}: {name} must be at least 1.", parameter=name, value=value)
+    if arch.num_attention_heads % arch.num_kv_heads:
+        raise ModelLoadError(
+            f"num_attention_heads={arch.num_attention_heads} must be a multiple of "
+            f"num_key_value_heads={arch.num_kv_heads}.",
+            parameter="num_key_value_heads",
+            value=arch.num_kv_heads,
+        )
 
 
 _MEANT_TO_BE_UNSET = {

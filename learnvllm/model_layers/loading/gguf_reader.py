@@ -94,7 +94,9 @@ class GGUFFile:
             key = self._string()
             self.metadata[key] = self._value(self._scalar("I"))
         table = [self._tensor_info() for _ in range(num_tensors)]
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise _Truncated(f"general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         self.tensors: dict[str, GGUFTensor] = {}
         for name, shape, type_id, offset in table:

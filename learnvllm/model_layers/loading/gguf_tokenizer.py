@@ -126,10 +126,7 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
             token = AddedToken(text, special=special, normalized=False)
             (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
     bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if (
-        metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.model"] == "llama")
-        and bos is not None
-    ):
+    if bos is not None and _adds_bos(metadata):
         text = tokens[bos]
         template = processors.TemplateProcessing(
             single=f"{text}:0 $A:0", pair=f"{text}:0 $A:0 {text}:1 $B:1", special_tokens=[(text, bos)]
@@ -139,12 +136,17 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
         tokenizer.post_processor = processors.Sequence([byte_level, template]) if is_bytes else template
 
 
+def _adds_bos(metadata: dict[str, Any]) -> bool:
+    """Whether a prompt begins with the BOS token; SentencePiece models do unless they say otherwise."""
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.model"] == "llama"))
+
+
 def _tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
     tokens = metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": _adds_bos(metadata),
     }
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = metadata.get(f"tokenizer.ggml.{theirs}_token_id")

@@ -1,0 +1,136 @@
+"""config.json is read as transformers reads it, in old and new spelling; what we cannot do is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learnvllm.architecture.errors import ModelLoadError
+from learnvllm.architecture.model_arch import FULL_ATTENTION, SLIDING_ATTENTION, ModelArchitecture
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+QWEN2 = LLAMA | {"model_type": "qwen2"}
+GEMMA3 = LLAMA | {"model_type": "gemma3_text", "num_hidden_layers": 7, "head_dim": 32, "sliding_window": 16}
+
+
+def parse(tmp_path: Path, config: dict[str, Any], **changes: Any) -> ModelArchitecture:
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    return ModelArchitecture.from_directory(tmp_path)
+
+
+def test_defaults_follow_transformers(tmp_path: Path) -> None:
+    arch = parse(tmp_path, LLAMA)
+    assert (arch.head_dim, arch.hidden_act, arch.tie_word_embeddings) == (16, "silu", False)
+    assert (arch.attention_bias, arch.attention_out_bias, arch.mlp_bias) == (False, False, False)
+    assert arch.layer_types == (FULL_ATTENTION,) * 3
+    assert arch.rope.theta == 10000.0
+    without_kv = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+    assert parse(tmp_path, without_kv).num_kv_heads == 4
+
+
+def test_qwen2_has_biases_on_q_k_v_only(tmp_path: Path) -> None:
+    arch = parse(tmp_path, QWEN2)
+    assert (arch.attention_bias, arch.attention_out_bias) == (True, False)
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN2], ids=["llama", "qwen2"])
+def test_a_window_that_transformers_ignores_is_ignored(config: dict[str, Any], tmp_path: Path) -> None:
+    arch = parse(tmp_path, config, sliding_window=4096)
+    assert arch.sliding_window is None
+    assert arch.layer_types == (FULL_ATTENTION,) * 3
+
+
+def test_qwen2_slides_from_max_window_layers_on(tmp_path: Path) -> None:
+    arch = parse(tmp_path, QWEN2, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    assert arch.layer_types == (FULL_ATTENTION, SLIDING_ATTENTION, SLIDING_ATTENTION)
+    assert (
+        parse(tmp_path, QWEN2, use_sliding_window=True, sliding_window=8).layer_types == (FULL_ATTENTION,) * 3
+    )
+
+
+def test_gemma3_has_a_global_layer_every_sixth_and_two_ropes(tmp_path: Path) -> None:
+    arch = parse(tmp_path, GEMMA3, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert arch.layer_types == (SLIDING_ATTENTION,) * 5 + (FULL_ATTENTION, SLIDING_ATTENTION)
+    assert (arch.rope.theta, arch.rope.rope_type, arch.rope.factor) == (1e6, "linear", 8.0)
+    assert arch.rope_local is not None
+    assert (arch.rope_local.theta, arch.rope_local.rope_type) == (1e4, "default")
+    assert arch.tie_word_embeddings
+
+
+def test_old_and_new_spellings_of_rope_mean_the_same(tmp_path: Path) -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 128
+    old = parse(tmp_path, LLAMA, rope_theta=5e5, rope_scaling=scaling | {"type": "llama3"})
+    new = parse(tmp_path, LLAMA, rope_parameters=scaling | {"rope_type": "llama3", "rope_theta": 5e5})
+    assert old.rope == new.rope
+    assert old.rope.theta == 5e5
+
+
+def test_yarn_without_lengths_falls_back_as_transformers_does(tmp_path: Path) -> None:
+    rope = parse(tmp_path, LLAMA, rope_scaling={"rope_type": "yarn", "factor": 4.0}).rope
+    assert rope.original_max_position == 512
+
+
+def test_all_end_of_sequence_ids_are_collected(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert parse(tmp_path, LLAMA, eos_token_id=2).eos_token_ids == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "mamba2"},
+            "'mamba2' is not implemented. Implemented: llama, qwen2, qwen3, gemma3_text",
+        ),
+        ({"hidden_size": None}, "wrong type"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2}}, "rope_type 'longrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "lacks the field 'factor'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"layer_types": ["full_attention"]}, "names 1 layers but num_hidden_layers is 3"),
+        ({"layer_types": ["chunked"] * 3}, "chunked"),
+        ({"layer_types": ["sliding_attention"] * 3}, "no sliding_window"),
+        ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
+        ({"vocab_size": 0}, "vocab_size"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_run_is_refused_with_its_name(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        parse(tmp_path, LLAMA, **changes)
+
+
+def test_capped_logits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="final_logit_softcapping"):
+        parse(tmp_path, GEMMA3, final_logit_softcapping=30.0)
+
+
+def test_a_directory_without_config_and_broken_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"has no config\.json"):
+        ModelArchitecture.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
+        ModelArchitecture.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelLoadError, match="must hold a JSON object"):
+        ModelArchitecture.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelLoadError, match="lacks the field 'num_hidden_layers'"):
+        ModelArchitecture.from_directory(tmp_path)

