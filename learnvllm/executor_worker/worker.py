@@ -116,6 +116,7 @@ class Worker:
             from learnvllm.model_layers.ops import warm_up_kernels
 
             warm_up_kernels()
+        self.runner.sampler.warm_up()
         max_seqs = self.config.scheduler_config.max_num_seqs
         budget = self.config.scheduler_config.max_num_batched_tokens
         for tokens, reqs in ((1, 1), (min(4, budget, max_seqs), 4), (min(16, budget), 1)):

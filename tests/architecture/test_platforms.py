@@ -15,7 +15,7 @@ from learnvllm.architecture.platforms import (
     current_platform,
     uses_async_scheduling,
 )
-from tests.executor_worker.fake_model import make_config
+from tests.executor_worker.configs import make_config
 
 
 class FourGpus(CudaPlatform):

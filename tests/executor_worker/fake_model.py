@@ -9,88 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from learnvllm.architecture.config import (
-    CacheConfig,
-    DeviceConfig,
-    EngineConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
-from learnvllm.architecture.model_arch import ModelArchitecture, RopeConfig
+from learnvllm.architecture.config import EngineConfig
 from learnvllm.kv_cache.interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, KVCacheTensor
 from learnvllm.model_layers.attention import StepContext
 from learnvllm.model_layers.model import DecoderModel
-
-VOCAB = 97
-WINDOW = 5
-
-
-def make_arch(
-    layer_types: tuple[str, ...] = ("full_attention", "full_attention"), vocab: int = VOCAB
-) -> ModelArchitecture:
-    return ModelArchitecture(
-        model_type="llama",
-        vocab_size=vocab,
-        hidden_size=2,
-        intermediate_size=4,
-        num_layers=len(layer_types),
-        num_attention_heads=2,
-        num_kv_heads=2,
-        head_dim=4,
-        max_position_embeddings=256,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        tie_word_embeddings=False,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(),
-        rope_local=None,
-        layer_types=layer_types,
-        sliding_window=WINDOW if "sliding_attention" in layer_types else None,
-        query_pre_attn_scalar=None,
-        eos_token_ids=(2,),
-        bos_token_id=1,
-        torch_dtype="float32",
-    )
-
-
-def make_config(
-    *,
-    layer_types: tuple[str, ...] = ("full_attention", "full_attention"),
-    block_size: int = 4,
-    max_model_len: int = 64,
-    max_num_seqs: int = 8,
-    max_num_batched_tokens: int = 64,
-    async_scheduling: bool | None = None,
-    backend: str = "uni",
-    seed: int = 0,
-    vocab: int = VOCAB,
-) -> EngineConfig:
-    return EngineConfig(
-        model_config=ModelConfig(
-            model="fake",
-            path=Path("/nonexistent"),
-            arch=make_arch(layer_types, vocab),
-            max_model_len=max_model_len,
-            seed=seed,
-        ),
-        cache_config=CacheConfig(block_size=block_size),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            async_scheduling=async_scheduling,
-        ),
-        parallel_config=ParallelConfig(distributed_executor_backend=backend),
-        device_config=DeviceConfig(device="cpu", num_threads=1),
-    )
+from tests.executor_worker.configs import WINDOW
 
 
 def make_kv_cache_config(config: EngineConfig, num_blocks: int = 64) -> KVCacheConfig:

@@ -23,13 +23,8 @@ from learnvllm.executor_worker.executor import Executor
 from learnvllm.executor_worker.multiproc import MultiprocExecutor
 from learnvllm.executor_worker.uniproc import UniProcExecutor
 from learnvllm.model_layers.model import DecoderModel
-from tests.executor_worker.fake_model import (
-    FakeModel,
-    greedy,
-    load_fake_model,
-    make_config,
-    make_kv_cache_config,
-)
+from tests.executor_worker.configs import make_config
+from tests.executor_worker.fake_model import FakeModel, greedy, load_fake_model, make_kv_cache_config
 
 PROMPT = [5, 6, 7, 8, 9]
 FATAL_TOKEN = 96
@@ -197,23 +192,19 @@ class TwoRankExecutor(MultiprocExecutor):
     world_size = 2
 
 
-@pytest.fixture(scope="module")
-def two_ranks() -> Iterator[MultiprocExecutor]:
+def test_two_ranks_answer_by_rank_and_stay_in_step_until_one_is_killed() -> None:
     config = make_config(backend="mp")
     executor = TwoRankExecutor(config, load_fake_model)
     executor.initialize_from_config(make_kv_cache_config(config))
-    yield executor
-    executor.shutdown()
-
-
-def test_collective_rpc_returns_one_result_per_rank(two_ranks: MultiprocExecutor) -> None:
-    pids = two_ranks.collective_rpc("check_health")
-    assert pids == [worker.process.pid for worker in two_ranks._workers]
+    pids = executor.collective_rpc("check_health")
+    assert pids == [worker.process.pid for worker in executor._workers]
     assert len(set(pids)) == 2
-
-
-def test_two_ranks_stay_in_step(two_ranks: MultiprocExecutor) -> None:
-    assert run_steps(two_ranks, 5, True) == greedy(PROMPT, 5, two_ranks.config)
+    assert run_steps(executor, 5, True) == greedy(PROMPT, 5, config)
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match=r"rank 1 .* exit code -9"):
+        executor.collective_rpc("check_health", timeout=30)
+    executor.shutdown()
+    assert not any(worker.process.is_alive() for worker in executor._workers)
 
 
 # ----------------------------------------------------------------------------------------------------- deaths
@@ -237,20 +228,14 @@ def test_a_killed_worker_fails_every_waiting_call(monkeypatch: pytest.MonkeyPatc
     executor.shutdown()
 
 
-def test_a_worker_killed_while_idle_is_noticed() -> None:
-    executor = start(make_config(backend="mp"))
-    assert isinstance(executor, MultiprocExecutor)
-    os.kill(executor._workers[0].process.pid or 0, signal.SIGKILL)
-    with pytest.raises(EngineDeadError, match="exit code -9"):
-        executor.collective_rpc("check_health", timeout=30)
+def test_after_shutdown_every_call_is_refused() -> None:
+    executor = UniProcExecutor(make_config(), load_fake_model)
     executor.shutdown()
+    executor.shutdown()
+    check_refused(executor)
 
 
-@pytest.mark.parametrize("backend", ["uni", "mp"])
-def test_after_shutdown_every_call_is_refused(backend: str) -> None:
-    executor = Executor.get_class(make_config(backend=backend))(make_config(backend=backend), load_fake_model)
-    executor.shutdown()
-    executor.shutdown()
+def check_refused(executor: Executor) -> None:
     with pytest.raises(EngineDeadError, match="shut down"):
         executor.check_health()
     with pytest.raises(EngineDeadError, match="shut down"):
@@ -273,17 +258,18 @@ def test_a_call_that_takes_too_long_times_out_and_shutdown_still_works(
     with pytest.raises(EngineTimeoutError, match=r"determine_available_memory.*0\.2 s"):
         executor.collective_rpc("determine_available_memory", timeout=0.2)
     executor.shutdown()
+    executor.shutdown()
     assert not executor._workers[0].process.is_alive()
+    check_refused(executor)
 
 
 ORPHAN_SCRIPT = """
-import sys, time
-from learnvllm.executor_worker.multiproc import MultiprocExecutor
-from tests.executor_worker.fake_model import load_fake_model, make_config
+import time
+from learnvllm.executor_worker.multiproc import WorkerHandle
+from tests.executor_worker.configs import make_config
 
 if __name__ == "__main__":
-    executor = MultiprocExecutor(make_config(backend="mp"), load_fake_model)
-    print(executor._workers[0].process.pid, flush=True)
+    print(WorkerHandle(make_config(), 0, None).process.pid, flush=True)
     time.sleep(3600)
 """
 

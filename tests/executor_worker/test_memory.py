@@ -28,7 +28,8 @@ from learnvllm.kv_cache.interface import (
     KVCacheSpec,
     KVCacheTensor,
 )
-from tests.executor_worker.fake_model import load_fake_model, make_config, make_kv_cache_config
+from tests.executor_worker.configs import make_config
+from tests.executor_worker.fake_model import load_fake_model, make_kv_cache_config
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import CachedRequestData, NewRequestData, SchedulerOutput
+from tests.executor_worker.configs import make_config
 from tests.executor_worker.driver import Driver
-from tests.executor_worker.fake_model import greedy, make_config
+from tests.executor_worker.fake_model import greedy
 
 HYBRID = ("full_attention", "sliding_attention")
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]

@@ -12,8 +12,9 @@ from learnvllm.architecture.messages import LogprobsLists
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import CachedRequestData, NewRequestData, SchedulerOutput
 from learnvllm.executor_worker.sample.prompt_logprob import ROWS_AT_ONCE
+from tests.executor_worker.configs import make_config
 from tests.executor_worker.driver import Driver
-from tests.executor_worker.fake_model import expected_logits, greedy, make_config
+from tests.executor_worker.fake_model import expected_logits, greedy
 
 PROMPT = [11, 12, 13, 14, 15, 16, 17]
 

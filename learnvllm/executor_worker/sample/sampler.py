@@ -7,6 +7,7 @@ Upstream namesake: vllm/v1/worker/gpu/sample/sampler.py (Sampler).
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +43,11 @@ class Sampler:
 
     def __init__(self, states: SamplingStates, requests: RequestState, use_kernels: bool) -> None:
         self.states, self.requests, self.use_kernels = states, requests, use_kernels
+
+    def warm_up(self) -> None:
+        """Load (or, the very first time, compile) the kernels, so that no request waits for it."""
+        if self.use_kernels:
+            importlib.import_module("learnvllm.executor_worker.sample.kernels")
 
     def __call__(self, logits: Tensor, rows: np.ndarray) -> SamplerOutput:
         """Choose one token a row. logits: [S, V] float32, contiguous, overwritten; rows: [S] int64."""
