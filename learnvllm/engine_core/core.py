@@ -89,7 +89,8 @@ class EngineCore:
     def _initialize_kv_cache(self) -> KVCacheConfig:
         """Layers' needs and the memory at hand give the plan of the pool; the workers allocate it."""
         specs = self.executor.get_kv_cache_specs()
-        available = self.executor.determine_available_memory()
+        given = self.config.cache_config.num_gpu_blocks_override is not None
+        available = 0 if given else self.executor.determine_available_memory()  # measuring takes a dummy step
         kv_cache_config = get_kv_cache_config(specs, available, self.config)
         self.executor.initialize_from_config(kv_cache_config)
         return kv_cache_config

@@ -32,7 +32,9 @@ class TokenStream:
         """The tokens of the last text given out: they end on a whole character."""
         self._pending: list[int] = []
         """Tokens since then."""
-        self._stream: DecodeStream | None = DecodeStream(self._context, skip_special_tokens)
+        self._stream: DecodeStream | None = None
+        if not self._decode(self._context).endswith(REPLACEMENT):  # else the prompt ends inside a character
+            self._stream = DecodeStream(self._context, skip_special_tokens)
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; empty while a character is incomplete."""
@@ -44,8 +46,7 @@ class TokenStream:
         except Exception as error:  # the library raises bare Exception
             if not str(error).startswith("Invalid prefix"):
                 raise
-            # Decoding changed text given out before: the prompt ended inside a character, or a decoder with
-            # byte fallback met invalid UTF-8.
+            # Decoding changed text given out before: byte fallback met invalid UTF-8.
             self._stream = None
             return self._recover()
         if not text:
@@ -55,9 +56,12 @@ class TokenStream:
 
     def _recover(self) -> str:
         """Decode without the stream until text ends on a whole character, then go on with a new stream."""
-        if self._decode(self._context + self._pending).endswith(REPLACEMENT):
+        whole = self._context + self._pending
+        if self._decode(whole).endswith(REPLACEMENT):
             return ""
         text = self.flush()
+        if self._decode(self._context).startswith(REPLACEMENT):
+            self._context = whole  # begin where a character begins
         self._stream = DecodeStream(self._context, self._skip_special)
         return text
 

@@ -10,8 +10,11 @@ import multiprocessing
 import shutil
 import signal
 import tempfile
+import sys
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +59,8 @@ class EngineProcess:
             args=(core_factory, config, EngineAddresses(input_address, output_address)),
             name="learnvllm-engine",
         )
-        self.process.start()
+        with _main_module_hidden(core_factory):
+            self.process.start()
         # Registered after multiprocessing's own exit handler, so run before it, which would wait for ever.
         self._at_exit = _kill_at_exit(self)
         try:
@@ -122,6 +126,25 @@ class EngineProcess:
             self.process.join()
         self.context.destroy(linger=0)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@contextmanager
+def _main_module_hidden(core_factory: CoreFactory) -> Iterator[None]:
+    """Keep the child from importing the caller's script again, as spawn does.
+
+    The engine needs nothing of it, so a script works without an `if __name__ == "__main__"` guard, and what it
+    imports is not loaded twice.
+    """
+    main = sys.modules["__main__"]
+    names = [] if core_factory.__module__ == "__main__" else ["__spec__", "__file__"]
+    saved = {name: getattr(main, name) for name in names if hasattr(main, name)}
+    for name in saved:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(main, name, value)
 
 
 def _kill_at_exit(engine: EngineProcess) -> Any:
