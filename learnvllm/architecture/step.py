@@ -68,8 +68,8 @@ class ModelRunnerOutput:
     logprobs: dict[str, LogprobsLists] = field(default_factory=dict)
     """Only requests that asked, only sampled tokens of this step."""
     prompt_logprobs: dict[str, LogprobsLists] = field(default_factory=dict)
-    """Only requests that asked, in the step that completes their prompt: all its rows at once. Row i belongs to
-    prompt token i + 1; the first prompt token has none. Not repeated after a preemption."""
+    """Only requests that asked: rows for the prompt positions of this step's chunk. Row i belongs to prompt
+    token (start + i + 1); the first prompt token has none."""
     forward_seconds: float = 0.0
     """Wall time of the model forward alone, for tracing and the engine-share benchmark."""
     num_nans_in_logits: dict[str, int] = field(default_factory=dict)

@@ -77,7 +77,7 @@ class ModelRunner:
         logits = self._compute_logits(batch, hidden)
         forward_seconds = time.perf_counter() - start
         sampled = self.sampler(logits, batch.rows[batch.sampling])
-        prompt_logprobs = self.prompt_logprobs.collect(batch, hidden, self.model.compute_logits)
+        prompt_logprobs = self.prompt_logprobs.compute(batch, hidden, self.model.compute_logits)
         self.states.append_sampled(batch.rows[batch.sampling], sampled.token_ids)
         return self._make_output(batch, sampled, prompt_logprobs, forward_seconds)
 

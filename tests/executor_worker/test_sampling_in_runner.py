@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from learnvllm.architecture.messages import LogprobsLists
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.architecture.step import CachedRequestData, NewRequestData, SchedulerOutput
 from learnvllm.executor_worker.sample.prompt_logprob import ROWS_AT_ONCE
 from tests.executor_worker.configs import make_config
 from tests.executor_worker.driver import Driver
@@ -118,18 +117,18 @@ def test_logprobs_belong_to_the_sampled_tokens() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
-def test_prompt_logprobs_come_whole_when_the_prompt_is_complete(chunk: int) -> None:
+def test_prompt_logprobs_come_with_the_chunk_that_computes_them(chunk: int) -> None:
     driver = Driver(make_config())
     driver.add("other", PROMPT)
     driver.decode(1)
     request = driver.add("a", PROMPT, SamplingParams(temperature=0.0, prompt_logprobs=2))
     while not request.output:
-        output = driver.step({"other": 1, "a": min(chunk, request.remaining)})
-        assert set(output.prompt_logprobs) == ({"a"} if request.output else set())
-    lists = output.prompt_logprobs["a"]
-    assert lists.token_ids.shape == (len(PROMPT) - 1, 3)
-    for i in range(len(PROMPT) - 1):
-        check_row(lists, i, PROMPT[i + 1], PROMPT[: i + 1], 2)
+        start, count = request.computed, min(chunk, request.remaining)
+        output = driver.step({"other": 1, "a": count})
+        lists = output.prompt_logprobs["a"]
+        assert lists.token_ids.shape == (min(start + count, len(PROMPT) - 1) - start, 3)
+        for i in range(len(lists.ranks)):
+            check_row(lists, i, PROMPT[start + i + 1], PROMPT[: start + i + 1], 2)
     assert request.output == greedy(PROMPT, 1, driver.config)
     assert driver.step({"a": 1}).prompt_logprobs == {}
 
@@ -160,27 +159,17 @@ def test_a_prompt_of_one_token_has_no_prompt_logprobs_but_arrays() -> None:
 def test_prompt_logprobs_start_anew_after_a_preemption_within_the_prompt() -> None:
     driver = Driver(make_config())
     driver.add("a", PROMPT, SamplingParams(temperature=0.0, prompt_logprobs=1))
-    driver.step({"a": 4})
+    assert driver.step({"a": 4}).prompt_logprobs["a"].token_ids[:, 0].tolist() == PROMPT[1:5]
     driver.preempt("a")
-    driver.step({"a": 2})
-    lists = driver.step({"a": 5}).prompt_logprobs["a"]
-    assert lists.token_ids[:, 0].tolist() == PROMPT[1:]
+    assert driver.step({"a": 2}).prompt_logprobs["a"].token_ids[:, 0].tolist() == PROMPT[1:3]
 
 
-def test_prompt_logprobs_are_not_repeated_after_a_later_preemption() -> None:
+def test_prompt_logprobs_are_not_repeated_once_there_is_output() -> None:
     driver = Driver(make_config())
     driver.add("a", PROMPT, SamplingParams(temperature=0.0, prompt_logprobs=1))
     driver.decode(2)
     driver.preempt("a")
     assert driver.step({"a": 9}).prompt_logprobs == {}
-
-
-def test_prompt_logprobs_with_a_prefix_hit_are_a_bug_that_is_named() -> None:
-    driver = Driver(make_config())
-    params = SamplingParams(temperature=0.0, prompt_logprobs=1)
-    new = NewRequestData("a", PROMPT, 7, params, (2,), ([1, 2],), 4)
-    with pytest.raises(RuntimeError, match="'a' wants prompt_logprobs but its first 4 tokens"):
-        driver.runner.execute_model(SchedulerOutput(0, [new], CachedRequestData(), {"a": 3}, 3))
 
 
 def test_nans_are_reported_for_the_request_that_has_them() -> None:

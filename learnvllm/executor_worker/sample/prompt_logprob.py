@@ -1,8 +1,7 @@
-"""Log-probabilities of the prompt's own tokens, gathered chunk by chunk until the prompt is complete.
+"""Log-probabilities of the prompt's own tokens, for each chunk of a prompt as it is computed.
 
-They are handed over whole, in the step that computes the prompt's last token: a request preempted in the
-middle of its prompt starts anew, and nothing is ever reported twice. Upstream namesake:
-vllm/v1/worker/gpu/sample/prompt_logprob.py (PromptLogprobsWorker).
+Logits over the vocabulary are large (200 KB a row of SmolLM2), so a chunk's are made a few rows at a time and
+never kept. Upstream namesake: vllm/v1/worker/gpu/sample/prompt_logprob.py (PromptLogprobsWorker).
 """
 
 from __future__ import annotations
@@ -20,59 +19,47 @@ from learnvllm.executor_worker.sample.logprob import ROWS_AT_ONCE, compute_logpr
 
 
 class PromptLogprobs:
-    """What the rows that asked have so far."""
+    """Which rows asked, and for how many most likely tokens besides the prompt's own."""
 
     def __init__(self, requests: RequestState) -> None:
         self._requests = requests
         self._num_top: dict[int, int] = {}
-        """Row -> how many most likely tokens; only rows whose prompt is not complete."""
-        self._parts: dict[int, list[LogprobsLists]] = {}
 
     def add_request(self, row: int, request: NewRequestData) -> None:
-        """Start gathering for a request, if it asked and was not served before a preemption.
-
-        Raises:
-            RuntimeError: part of its prompt was taken from the prefix cache, so its logits will never be
-            computed
-                (the scheduler must not look up requests that ask for prompt_logprobs).
-        """
+        """Note what a request asks for. One that has output already got everything before it was
+        preempted."""
         self._num_top.pop(row, None)
         num_top = request.sampling_params.prompt_logprobs
-        if num_top is None or len(request.token_ids) > request.num_prompt_tokens:
-            return
-        if request.num_computed_tokens > 0:
-            raise RuntimeError(
-                f"Request {request.req_id!r} wants prompt_logprobs but its first "
-                f"{request.num_computed_tokens} tokens come from the prefix cache."
-            )
-        self._num_top[row] = num_top
-        self._parts[row] = [_no_rows(num_top)]
+        if num_top is not None and len(request.token_ids) == request.num_prompt_tokens:
+            self._num_top[row] = num_top
 
-    def collect(
+    def compute(
         self, batch: InputBatch, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]
     ) -> dict[str, LogprobsLists]:
-        """Gather this step's; the finished ones by request id. hidden: [T, H]."""
+        """Rows for the prompt positions of this step, by request id. hidden: [T, H]."""
         if not self._num_top:
             return {}
-        finished = {}
+        result = {}
         for index, row in enumerate(batch.rows.tolist()):
             num_top = self._num_top.get(row)
             if num_top is None:
                 continue
-            num_prompt = int(self._requests.num_prompt_tokens[row])
             end = int(batch.seq_lens[index])
             start = end - int(batch.num_scheduled[index])
-            first = int(batch.query_start_loc[index])
             # The token at position p predicts the one at p + 1; the last one's logits are the sampler's.
-            for p in range(start, min(end, num_prompt - 1), ROWS_AT_ONCE):
-                count = min(ROWS_AT_ONCE, min(end, num_prompt - 1) - p)
-                logits = compute_logits(hidden[first + p - start : first + p - start + count])
-                targets = self._requests.token_ids[row, p + 1 : p + 1 + count].astype(np.int64)
-                self._parts[row].append(compute_logprobs(logits, targets, num_top))
-            if end >= num_prompt:
-                del self._num_top[row]
-                finished[batch.req_ids[index]] = concatenate(self._parts.pop(row))
-        return finished
+            last = int(self._requests.num_prompt_tokens[row]) - 1
+            parts = [_no_rows(num_top)]
+            for p in range(start, min(end, last), ROWS_AT_ONCE):
+                stop = min(p + ROWS_AT_ONCE, end, last)
+                first = int(batch.query_start_loc[index]) - start
+                targets = self._requests.token_ids[row, p + 1 : stop + 1].astype(np.int64)
+                parts.append(
+                    compute_logprobs(compute_logits(hidden[first + p : first + stop]), targets, num_top)
+                )
+            result[batch.req_ids[index]] = concatenate(parts)
+            if end > last:
+                del self._num_top[row]  # its prompt is complete
+        return result
 
 
 def _no_rows(num_top: int) -> LogprobsLists:
