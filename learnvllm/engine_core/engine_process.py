@@ -9,8 +9,8 @@ import atexit
 import multiprocessing
 import shutil
 import signal
-import tempfile
 import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Iterator
@@ -132,8 +132,8 @@ class EngineProcess:
 def _main_module_hidden(core_factory: CoreFactory) -> Iterator[None]:
     """Keep the child from importing the caller's script again, as spawn does.
 
-    The engine needs nothing of it, so a script works without an `if __name__ == "__main__"` guard, and what it
-    imports is not loaded twice.
+    The engine needs nothing of it, so a script works without an `if __name__ == "__main__"` guard, and what
+    it imports is not loaded twice.
     """
     main = sys.modules["__main__"]
     names = [] if core_factory.__module__ == "__main__" else ["__spec__", "__file__"]

@@ -1,4 +1,4 @@
-"""Small real parts for tests of the engine core: a configuration, a scripted executor, two tokenizers. No torch."""
+"""Small real parts for tests of the engine core: configuration, scripted executor, tokenizers. No torch."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class ScriptedExecutor(Executor):
 
 
 def fake_logprobs(token_ids: list[int], num: int) -> LogprobsLists:
-    """Rows whose numbers can be foretold: the token at -0.5, rank 1, then tokens 10, 11, ... at -1, -2, ..."""
+    """Rows that can be foretold: the token at -0.5, rank 1, then tokens 10, 11, ... at -1, -2, ..."""
     rows = len(token_ids)
     ids = np.array([[t, *range(10, 10 + num)] for t in token_ids], dtype=np.int32).reshape(rows, num + 1)
     values = np.array([[-0.5, *range(-1, -1 - num, -1)]] * rows, dtype=np.float32).reshape(rows, num + 1)

@@ -173,7 +173,7 @@ def test_eng_13_aborts_at_any_moment_leak_nothing(make_core, async_scheduling) -
 
 @ASYNC
 def test_a_request_aborted_while_its_step_runs_gets_no_token(make_core, async_scheduling) -> None:
-    """The order that breaks mini-sglang (anchors 5.2 B, C): the abort comes between the step and its result."""
+    """The order that breaks mini-sglang (5.2 B, C): the abort comes between the step and its result."""
     core = make_core(async_scheduling=async_scheduling)
     core.add_request(request("a", [5, 6, 7]))
     core.add_request(request("b", [5, 6, 8]))

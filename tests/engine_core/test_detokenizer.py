@@ -53,8 +53,8 @@ def test_any_tokens_at_all_decode_to_what_decoding_them_at_once_gives(ids) -> No
 
 @given(ids=st.lists(st.integers(3 + 0x80, 267), max_size=25))
 def test_invalid_bytes_never_swallow_the_words_around_them(ids) -> None:
-    """Byte fallback calls a whole run of bytes invalid when its last byte is, after its first were streamed; so
-    only the words (here: all that is ASCII) must agree with decoding at once."""
+    """Byte fallback calls a whole run of bytes invalid when its last byte is, after its first were streamed;
+    so only the words (here: all that is ASCII) must agree with decoding at once."""
     deltas, _, _ = run(BYTE_FALLBACK, ids, prompt=BYTE_FALLBACK.encode("a"))
     whole = BYTE_FALLBACK.decode(BYTE_FALLBACK.encode("a") + ids).removeprefix("a")
     assert ascii_only("".join(deltas)) == ascii_only(whole)
@@ -187,7 +187,7 @@ ALPHABET = st.text(alphabet="ab", min_size=1, max_size=4)
     data=st.data(),
 )
 def test_what_is_streamed_is_the_text_before_the_first_stop_string(text, stops, data) -> None:
-    """Against a plain model: extend the text letter by letter, cut at the leftmost match as soon as there is one."""
+    """Against a plain model: extend the text letter by letter, cut at the first leftmost match."""
     include = data.draw(st.booleans())
     params = SamplingParams(stop=stops, include_stop_str_in_output=include)
     deltas, stop, _ = run(BYTE_LEVEL, letters(text), params)

@@ -1,4 +1,4 @@
-"""The codec: what goes in comes out, arrays by reference, and a buffer is not reused while it is on its way."""
+"""The codec: what goes in comes out, arrays by reference, and no buffer is reused while on its way."""
 
 import gc
 import weakref
@@ -86,7 +86,7 @@ def test_what_cannot_cross_is_refused_by_name() -> None:
 
 @pytest.fixture
 def push(tmp_path):
-    """A PUSH socket whose peer is not there yet, so everything sent stays in flight, zero-copy at any size."""
+    """A PUSH socket whose peer is not there yet: everything sent stays in flight, zero-copy at any size."""
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.copy_threshold = 0
