@@ -64,8 +64,7 @@ class SlidingWindowSpec(AttentionSpec):
             raise ValueError(f"sliding_window={self.sliding_window}: must be at least 1, the token itself")
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int | None = None) -> int:
-        """A step of n tokens reads window - 1 tokens before it: at most so many blocks, wherever they
-        begin."""
+        """A step of n tokens reads the window - 1 before it too, wherever in a block they begin."""
         if max_step_tokens is None or num_tokens <= 0:
             return _cdiv(num_tokens, self.block_size)
         span = min(self.sliding_window - 1 + max_step_tokens, num_tokens)

@@ -44,8 +44,7 @@ def check_invariants(coordinator: KVCacheCoordinator, requests: Iterable[Request
 
 
 def _check_table(coordinator: KVCacheCoordinator, group_id: int, request: Request) -> None:
-    """Every computed token that is still read has a block, and a findable block has the name of its
-    content."""
+    """Every computed token still read has a block, and a findable block the name of its content."""
     manager = coordinator.managers[group_id]
     table = manager.req_to_blocks.get(request.request_id)
     assert table is not None, f"running request {request.request_id!r} has no table in group {group_id}"

@@ -58,6 +58,7 @@ class KVCacheManager:
             max_step_tokens = kv_cache_config.num_blocks * self.block_size
         self.coordinator = KVCacheCoordinator(kv_cache_config, enable_caching, max_step_tokens)
         self.block_pool: BlockPool = self.coordinator.block_pool
+        self.num_groups = len(kv_cache_config.groups)
         self.empty_blocks = KVCacheBlocks(self.coordinator.empty)
 
     @property
@@ -171,6 +172,5 @@ class KVCacheManager:
         return self.block_pool.reset_prefix_cache()
 
     def check_invariants(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless every block is where it should be. `requests`: those that hold
-        tables."""
+        """Raise AssertionError unless every block is where it should be. `requests`: all with tables."""
         check_invariants(self.coordinator, requests)

@@ -55,8 +55,7 @@ class SingleTypeKVCacheManager(ABC):
     def get_num_blocks_to_allocate(
         self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock] = ()
     ) -> int:
-        """Blocks the pool loses when the table grows to `num_tokens`, hits that nobody else holds
-        included."""
+        """Free blocks it takes to grow to `num_tokens`, hits that nobody else holds included."""
         held = self.req_to_blocks.get(request_id)
         num_held = len(hits) if held is None else len(held)
         num_new = max(-(-num_tokens // self.block_size) - num_held, 0)

@@ -62,8 +62,7 @@ class OutputMaker:
 
 
 def _num_computed_tokens(output: SchedulerOutput, req_id: str) -> int:
-    """Tokens computed before the step. A search, but only for the rare request that wants prompt
-    log-probabilities."""
+    """Tokens computed before the step. A search, but only for who wants prompt log-probabilities."""
     for new in output.scheduled_new_reqs:
         if new.req_id == req_id:
             return new.num_computed_tokens

@@ -87,8 +87,7 @@ class FCFSRequestQueue(RequestQueue):
 
 
 class PriorityRequestQueue(RequestQueue):
-    """Lowest priority value first, then earliest arrival. A heap; who is removed leaves a dead entry
-    behind."""
+    """Lowest priority value first, then earliest arrival. A heap in which the removed stay, dead."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -76,8 +76,7 @@ class Scheduler(SchedulerInterface):
         self.finished_req_ids: set[str] = set()
         """Finished since the last step and known to the workers."""
         self.progress_guard = True
-        """Admit nobody who would have to give way before making a token. Off only to show what happens
-        then."""
+        """Admit nobody who would have to give way before gaining a token. Off only to show why."""
 
         self._next_step_id = 0
         self._steps_in_flight: dict[int, list[Request]] = {}
@@ -149,8 +148,7 @@ class Scheduler(SchedulerInterface):
         return output
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        """Serve those who run, in order. Only somebody further back ever gives way, so a plan is never
-        undone."""
+        """Serve those who run, in order. Only who is further back gives way: a plan is never undone."""
         index = 0
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
@@ -174,15 +172,15 @@ class Scheduler(SchedulerInterface):
         return blocks
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
-        """Take all blocks from a request and queue it again. Tokens it has, or has in flight, are not
-        lost."""
+        """Take all its blocks and queue it again. Tokens it has, or has in flight, are not lost."""
         self.kv_cache_manager.free(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         num_tokens = request.num_tokens + request.num_output_placeholders
-        stalled = num_tokens == request.num_tokens_at_preemption
-        self._stalls[request.request_id] = self._stalls.get(request.request_id, 0) + 1 if stalled else 0
+        if num_tokens > request.num_tokens_at_preemption:
+            self._stalls[request.request_id] = 0
+        self._stalls[request.request_id] += 1
         request.num_tokens_at_preemption = num_tokens
         self.waiting.prepend_request(request)
         plan.preempted.append(request.request_id)
@@ -190,8 +188,7 @@ class Scheduler(SchedulerInterface):
         self._record_event(request, EngineCoreEventType.PREEMPTED)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
-        """Admit from the head of the queue until somebody does not fit. Nobody overtakes: big requests would
-        starve."""
+        """Admit from the head of the queue until one does not fit. No overtaking: the big would starve."""
         max_num_seqs = self.scheduler_config.max_num_seqs
         while self.waiting and plan.token_budget > 0 and len(self.running) < max_num_seqs:
             if not self._admit(self.waiting.peek_request(), plan):
@@ -236,8 +233,7 @@ class Scheduler(SchedulerInterface):
         self._record_event(request, EngineCoreEventType.SCHEDULED)
 
     def _get_num_new_tokens(self, request: Request, num_hit_tokens: int, token_budget: int) -> int:
-        """Tokens to compute now: what is known and not computed, as far as the budget goes. 0: not in this
-        step."""
+        """What is known and not computed, as far as the budget goes. 0: not in this step."""
         num_new_tokens = (
             request.num_tokens
             + request.num_output_placeholders
@@ -252,19 +248,20 @@ class Scheduler(SchedulerInterface):
         return min(num_new_tokens, token_budget)
 
     def _get_num_reserved_blocks(self, request: Request, plan: StepPlan) -> int:
-        """Free blocks that admitting `request` must leave. None in an idle engine: there everything that fits
-        may run.
+        """Free blocks that admitting `request` must leave.
 
-        The watermark lets those who run grow a little. Blocks promised to prompts still being computed are as
-        good as taken. And who has been preempted without gaining a token needs more room at every further
-        try, in the end the whole pool, so nobody is admitted and preempted in turn for ever.
+        None in an idle engine: there everything that fits may run, or it would wait for ever. Otherwise:
+        - the watermark, so that those who run can grow;
+        - blocks promised to prompts still being computed, which are as good as taken;
+        - for who has been preempted, a block for each of those who run: while it recomputes, they grow, and
+          it would be preempted again before it gains a token. If that happens still, more at every try.
         """
         if not self.running:
             return 0
         reserved = self.kv_cache_manager.watermark_blocks
         if self.progress_guard:
-            reserved += plan.promised_blocks
-            reserved += self._stalls.get(request.request_id, 0) * len(self.running)
+            growth = len(self.running) * self.kv_cache_manager.num_groups
+            reserved += plan.promised_blocks + self._stalls.get(request.request_id, 0) * growth
         return reserved
 
     def _promise_rest_of_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
@@ -272,8 +269,7 @@ class Scheduler(SchedulerInterface):
             plan.promised_blocks += self.kv_cache_manager.get_num_blocks_outstanding(request)
 
     def _update_after_schedule(self, plan: StepPlan) -> None:
-        """The step will be executed, so its tokens count as computed: the next step may be scheduled at
-        once."""
+        """Steps are executed in order, so their tokens count as computed when the next is scheduled."""
         for request, num_tokens in zip(plan.requests, plan.num_scheduled_tokens.values()):
             request.num_computed_tokens += num_tokens
 
@@ -326,8 +322,7 @@ class Scheduler(SchedulerInterface):
     # ------------------------------------------------------------------------------------- ends and state
 
     def _end_request(self, request: Request, status: RequestStatus) -> bool:
-        """Free everything a request has. True when it ran: the caller then drops it from `running`, once for
-        many."""
+        """Free all it has. True when it ran: the caller then drops it from `running`, once for many."""
         was_running = request.status is RequestStatus.RUNNING
         if was_running:
             self.finished_req_ids.add(request.request_id)

@@ -43,8 +43,7 @@ class StepPlan:
         self._add(request, num_tokens)
 
     def add_new(self, request: Request, num_tokens: int, block_ids: BlockIds) -> None:
-        """A request the workers do not know: they get everything. Copies, as a step may outlive the next
-        update."""
+        """A request the workers do not know: they get everything. Copies, as a step may run later."""
         self.new_reqs.append(
             NewRequestData(
                 req_id=request.request_id,

@@ -56,8 +56,7 @@ def make_manager(
 def admit(
     manager: KVCacheManager, request: Request, num_tokens: int | None = None
 ) -> tuple[int, KVCacheBlocks]:
-    """Take the prefix hit and compute up to `num_tokens` tokens; return the hit's length and the new
-    blocks."""
+    """Take the prefix hit, compute up to `num_tokens` tokens; return the hit's length and new blocks."""
     hits, num_hit = manager.get_computed_blocks(request)
     num_tokens = request.num_tokens if num_tokens is None else num_tokens
     blocks = manager.allocate_slots(request, num_tokens - num_hit, hits, num_hit)

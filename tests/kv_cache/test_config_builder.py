@@ -71,7 +71,7 @@ def test_memory_for_less_than_one_request_is_refused_with_what_fits() -> None:
 
 
 def test_no_memory_at_all_is_refused_too() -> None:
-    with pytest.raises(ConfigError, match="0 tokens fit. Lower --max-model-len, or"):
+    with pytest.raises(ConfigError, match=r"0 tokens fit. Lower --max-model-len, or"):
         get_kv_cache_config(layers(full_spec()), -5, config())
 
 

@@ -82,8 +82,7 @@ def test_fault_26_a_window_hit_needs_only_the_last_blocks_and_has_null_blocks_be
 
 
 def test_the_window_begins_between_blocks() -> None:
-    """Window 6, blocks of 4, 16 computed: positions 11 to 16 are read, so block 2 stays for one token's
-    sake."""
+    """Window 6, blocks of 4, 16 computed: positions 11 to 16 are read, so block 2 stays for 11."""
     manager = make_manager(num_blocks=40, windows=(6,))
     request = make_request("a", range(16))
     admit(manager, request)
@@ -148,8 +147,7 @@ def test_a_hit_is_the_longest_prefix_that_every_group_can_go_on_from(
 
 
 def test_groups_settle_on_a_prefix_that_none_of_them_offered_first() -> None:
-    """Full attention has blocks 0-5. The window of 4 tokens lacks block 5 and block 3, so 6 and 4 blocks
-    fail, 5 hold."""
+    """Full attention has blocks 0 to 5; the window lacks 5 and 3. So 6 and 4 blocks fail, 5 hold."""
     coordinator = KVCacheCoordinator(make_kv_cache_config(100, 4, (None, 5)), True, 16)
     hashes = [bytes([i]) * 32 for i in range(8)]
     fill(coordinator.block_pool, hashes, [{0, 1, 2, 3, 4, 5}, {0, 1, 2, 4, 6, 7}])

@@ -81,9 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eos=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=2),
         min_tokens=st.integers(0, 4),
     )
-    def add(
-        self, prompt: list[int], max_tokens: int, priority: int, eos: list[int], min_tokens: int
-    ) -> None:
+    def add(self, prompt: list[int], max_tokens: int, priority: int, eos: list[int], min_tokens: int) -> None:
         request_id = f"r{len(self.expected)}"
         min_tokens = min(min_tokens, max_tokens)
         scheduler = self.loop.scheduler
