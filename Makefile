@@ -41,10 +41,11 @@ test-slow:  ## Run the slow tests
 
 lint:  ## Check style, types and layers
 	@$(SETUP) --extras dev
-	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
-	@.venv/bin/lint-imports
+	@failed=; \
+	for check in "ruff check ." "ruff format --check ." "mypy" "lint-imports --no-logo"; do \
+	    echo "== $$check"; .venv/bin/$$check || failed="$$failed [$$check]"; \
+	done; \
+	[ -z "$$failed" ] || { echo "lint failed:$$failed"; exit 1; }
 
 format:  ## Put the code into the house's format
 	@$(SETUP) --extras dev
@@ -58,7 +59,9 @@ site:  ## Build the pages into site/
 
 bench:  ## Measure the engine beside transformers
 	@$(SETUP) --extras bench,serve --model
-	@for b in throughput latency; do $(RUN) benchmarks/$$b.py $(ARGS) || exit; done
+	@model=$$($(RUN) -m learnvllm models path) && for b in throughput latency; do \
+	    $(RUN) benchmarks/$$b.py --hf-model "$$model" $(ARGS) || exit; \
+	done
 
 clean:  ## Remove .venv, the site and all caches in this folder
 	rm -rf .venv .venv.lock site build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
