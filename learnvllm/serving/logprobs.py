@@ -52,13 +52,15 @@ class LogprobsFormatter:
             result.text_offset.append(text_offset)
             text_offset += len(self._text(token_id, own))
             result.token_logprobs.append(None if entry is None else _finite(entry[token_id]))
-            result.top_logprobs.append(
-                None
-                if entry is None
-                # the token itself comes first, then the most likely ones
-                else {self._spell(id, lp): _finite(lp) for id, lp in list(entry.items())[: num_top + 1]}
-            )
+            result.top_logprobs.append(None if entry is None else self._best(entry, num_top))
         return result
+
+    def _best(self, entry: TokenLogprobs, num_top: int) -> dict[str, float]:
+        """The token itself, then the most likely ones. Of tokens spelled alike the first is kept."""
+        best: dict[str, float] = {}
+        for token_id, logprob in list(entry.items())[: num_top + 1]:
+            best.setdefault(self._spell(token_id, logprob), _finite(logprob))
+        return best
 
     def chat(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import openai
@@ -13,6 +14,7 @@ from learnvllm.serving.api_server import build_app
 from learnvllm.serving.middleware import ServerState
 from learnvllm.serving.renderer import Renderer
 from tests.serving.fake_engine import MAX_MODEL_LEN, FakeEngine
+from tests.serving.real_server import ServerProcess, serving
 from tests.serving.server import running
 
 
@@ -63,3 +65,45 @@ def http_session(shared_fake_server: FakeServer) -> Iterator[httpx.Client]:
 @pytest.fixture
 def http(fake_server: FakeServer, http_session: httpx.Client) -> httpx.Client:
     return http_session
+
+
+# --------------------------------------------------------------------------------------- the real engine
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a random Llama of two layers."""
+    from tests.model_layers.tiny_models import (
+        make_tiny_model,
+    )  # imports torch: not for the fake engine's tests
+
+    directory, _ = make_tiny_model("llama", tmp_path_factory.mktemp("model"))
+    return directory
+
+
+TINY_FLAGS = (
+    "--num-gpu-blocks-override",
+    "200",
+    "--dtype",
+    "float32",
+    "--max-num-seqs",
+    "16",
+    "--num-threads",
+    "1",
+)
+
+
+@pytest.fixture(scope="session")
+def real_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One `learnvllm serve` for all tests that leave it alive."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(tiny_model, log, *TINY_FLAGS, "--served-model-name", "tiny") as server:
+        yield server
+        server.process.terminate()
+        assert server.wait() == 0, server.output()
+
+
+@pytest.fixture(scope="session")
+def real_sdk(real_server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="-", max_retries=0, timeout=60) as client:
+        yield client

@@ -17,15 +17,7 @@ from learnvllm.architecture.outputs import CompletionOutput, Logprob, RequestOut
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
 from learnvllm.engine_core.detokenizer import make_detokenizer
 from learnvllm.engine_core.input_processor import InputProcessor
-from learnvllm.engine_core.tokenizer import Tokenizer
-from tests.model_layers.tiny_models import (
-    BOS_TEXT,
-    CHAT_TEMPLATE,
-    EOS_ID,
-    EOS_TEXT,
-    VOCAB_SIZE,
-    tiny_tokenizer,
-)
+from tests.serving.fake_tokenizer import EOS_ID, fake_tokenizer
 
 ANSWER = " the world of blocks and tokens; "
 MAX_MODEL_LEN = 256
@@ -35,7 +27,7 @@ MODEL = "tiny"
 def fake_config() -> EngineConfig:
     arch = ModelArchitecture(
         model_type="llama",
-        vocab_size=VOCAB_SIZE,
+        vocab_size=fake_tokenizer().vocab_size,
         hidden_size=8,
         intermediate_size=8,
         num_layers=1,
@@ -59,11 +51,6 @@ def fake_config() -> EngineConfig:
         torch_dtype="float32",
     )
     return EngineConfig(model_config=ModelConfig(model=MODEL, path=Path("/nowhere"), arch=arch))
-
-
-def fake_tokenizer() -> Tokenizer:
-    config = {"bos_token": BOS_TEXT, "eos_token": EOS_TEXT, "chat_template": CHAT_TEMPLATE}
-    return Tokenizer(tiny_tokenizer(), config)
 
 
 class FakeEngine:

@@ -16,10 +16,7 @@ from learnvllm.engine_core.tokenizer import Tokenizer
 from learnvllm.model_layers import embedded
 from learnvllm.serving.content import parse_messages
 from learnvllm.serving.renderer import ChatParams, ContextLengthError, Renderer
-from tests.model_layers.tiny_models import CHAT_TEMPLATE, tiny_tokenizer
-from tests.serving.fake_engine import fake_tokenizer
-
-SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+from tests.serving.fake_tokenizer import CHAT_TEMPLATE, SPECIAL, fake_tokenizer
 
 # Small templates that lean on what real ones lean on.
 TEMPLATES = {
@@ -84,7 +81,7 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 
 
 def renderer_for(template: str) -> Renderer:
-    return Renderer(Tokenizer(tiny_tokenizer(), SPECIAL), 256, template)
+    return Renderer(fake_tokenizer(), 256, template)
 
 
 def theirs(template: str, messages: list[dict[str, Any]], **kwargs: Any) -> str:
@@ -175,7 +172,7 @@ def test_a_template_that_is_no_jinja_is_found_at_the_start() -> None:
 
 def test_a_model_without_a_template_says_what_else_there_is() -> None:
     with pytest.raises(ValidationError, match="/v1/completions"):
-        Renderer(Tokenizer(tiny_tokenizer()), 256).render_messages(parse_messages(CONVERSATIONS[0]))
+        Renderer(fake_tokenizer(chat_template=None), 256).render_messages(parse_messages(CONVERSATIONS[0]))
 
 
 def test_the_character_limit_never_refuses_what_would_fit() -> None:

@@ -1,0 +1,188 @@
+"""A server's life as a process: how it starts, how it drains, and with which exit code it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from learnvllm.architecture.errors import ConfigError
+from learnvllm.serving import launcher
+from tests.serving.conftest import TINY_FLAGS
+from tests.serving.real_server import ServerProcess, free_port, launch, serving, wait_until_ready
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+
+
+@contextmanager
+def fake_process(log: Path, token_seconds: float, timeout: float) -> Iterator[ServerProcess]:
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "tests.serving.fake_server_process",
+        str(port),
+        str(token_seconds),
+        str(timeout),
+    ]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    server = ServerProcess(process, f"http://127.0.0.1:{port}", log)
+    try:
+        wait_until_ready(server)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Answer(threading.Thread):
+    """A streamed completion, read in the background."""
+
+    def __init__(self, server: ServerProcess, max_tokens: int, prompt: str = "hello") -> None:
+        super().__init__()
+        self.server = server
+        self.body = {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        self.begun = threading.Event()
+        self.text = ""
+        self.start()
+        assert self.begun.wait(30)
+
+    def run(self) -> None:
+        try:
+            with httpx.stream(
+                "POST", f"{self.server.url}/v1/completions", json=self.body, timeout=60
+            ) as response:
+                for piece in response.iter_text():
+                    self.text += piece
+                    self.begun.set()
+        except httpx.HTTPError as error:
+            self.text += repr(error)
+        self.begun.set()
+
+
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
+    with fake_process(tmp_path / "log", token_seconds=0.05, timeout=30) as server:
+        answer = Answer(server, max_tokens=30)
+        server.process.terminate()
+        deadline = time.monotonic() + 10
+        while (
+            refused := httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        ).status_code != 503:
+            assert time.monotonic() < deadline
+        assert refused.json()["error"]["code"] == "server_shutting_down"
+        assert server.wait() == 0, server.output()
+        answer.join()
+        assert answer.text.count("data: ") == 31  # every token, and [DONE]
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert "waiting up to 30 s for 1 running request" in server.output()
+
+
+def test_what_takes_longer_than_the_shutdown_timeout_is_cut_off(tmp_path: Path) -> None:
+    with fake_process(tmp_path / "log", token_seconds=0.5, timeout=0.2) as server:
+        answer = Answer(server, max_tokens=200)
+        server.process.terminate()
+        assert server.wait(15) == 0
+        answer.join()
+        assert "[DONE]" not in answer.text
+
+
+def test_ctrl_c_drains_too_and_a_second_one_ends_it_at_once(tmp_path: Path) -> None:
+    with fake_process(tmp_path / "log", token_seconds=0.1, timeout=60) as server:
+        answer = Answer(server, max_tokens=200)
+        server.process.send_signal(signal.SIGINT)
+        while "Shutting down" not in server.output():
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait(5) == 130
+        answer.join()
+
+
+def test_an_idle_server_says_where_to_go_and_leaves_quietly(tmp_path: Path) -> None:
+    with fake_process(tmp_path / "log", token_seconds=0, timeout=30) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait(10) == 0
+        banner = server.output()
+    assert f"Open   {server.url}" in banner
+    assert f"{server.url}/v1" in banner
+    assert "serves tiny" in banner
+    assert "Ctrl-C" in banner
+    assert "curl http" in banner
+    assert "Traceback" not in banner
+
+
+# ---------------------------------------------------------------------------------------------- the port
+
+
+def test_a_taken_port_is_one_clear_line_before_anything_loads(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "learnvllm", "serve", "/no/such/model", "--port", str(port)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert f"Port {port} on 127.0.0.1 is already in use" in result.stderr
+    assert "--port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", 70000), ("203.0.113.1", 8000), ("no such host", 8000)]
+)
+def test_an_address_that_cannot_be_is_refused(host: str, port: int) -> None:
+    with pytest.raises(ConfigError, match="--host"):
+        launcher.bind(host, port)
+
+
+# -------------------------------------------------------------------------------------- the real engine
+
+
+def test_an_engine_that_is_killed_takes_the_server_along_with_an_error_for_everyone(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with serving(tiny_model, tmp_path / "log", *TINY_FLAGS) as server:
+        streams = [Answer(server, max_tokens=900, prompt=f"prompt {i}") for i in range(3)]
+        whole: list[Any] = []
+
+        def ask() -> None:
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as sdk:
+                try:
+                    body: Any = {"prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+                    whole.append(sdk.completions.create(model="tiny-llama", **body))
+                except openai.APIError as error:
+                    whole.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while server.metric("vllm:num_requests_running") < 4:
+            time.sleep(0.005)
+        server.engine().kill()
+        assert server.wait() == 1, server.output()
+        asking.join()
+        for stream in streams:
+            stream.join()
+            assert '"error"' in stream.text
+            assert "engine process has died" in stream.text
+        assert isinstance(whole[0], openai.InternalServerError)
+        assert "Traceback" not in server.output()
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path) -> None:
+    server = launch(tmp_path, tmp_path / "log")
+    assert server.wait() == 2
+    assert "has no config.json" in server.output()
+    assert len(server.output().splitlines()) == 1
