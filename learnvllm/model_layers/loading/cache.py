@@ -90,7 +90,7 @@ def build_directory(
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(target.parent)
+        remove_stale(target.parent)
         _check_space(target.parent, needed_bytes)
         work = Path(tempfile.mkdtemp(prefix=f".tmp-{target.name}-", dir=target.parent))
     except OSError as error:
@@ -130,7 +130,7 @@ def _move_into_place(work: Path, target: Path) -> None:
     raise OSError(f"{target} keeps being replaced by something else")
 
 
-def _remove_stale(parent: Path) -> None:
+def remove_stale(parent: Path) -> None:
     """What processes killed in the middle left behind, an hour ago or more."""
     for leftover in parent.glob(".tmp-*"):
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,14 +135,9 @@ def _write_safetensors(gguf: GGUFFile, plan: list[_Out], path: Path, progress: b
         tqdm(total=end, unit="B", unit_scale=True, desc="Converting weights", disable=not progress) as bar,
     ):
         file.write(len(text).to_bytes(8, "little") + text)
-        for data in _tensor_bytes(gguf, plan):
-            file.write(data)
-            bar.update(len(data))
-
-
-def _tensor_bytes(gguf: GGUFFile, plan: list[_Out]) -> Iterator[bytes]:
-    for out in plan:
-        values, _ = gguf.read(out.source.name)
-        if out.transform is not None:
-            values = out.transform(values)
-        yield np.ascontiguousarray(values).tobytes()
+        for out in plan:
+            values, _ = gguf.read(out.source.name)
+            if out.transform is not None:
+                values = out.transform(values)
+            file.write(np.ascontiguousarray(values).data)
+            bar.update(values.nbytes)

@@ -120,11 +120,16 @@ def _vocabulary(metadata: dict[str, Any]) -> dict[str, int]:
 def _add_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
     """Control tokens never appear in decoded text; user-defined ones do, but are never cut either."""
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.token_type", [])
-    for text, kind in zip(tokens, types):
-        if kind in (CONTROL, USER_DEFINED):
-            special = kind == CONTROL
-            token = AddedToken(text, special=special, normalized=False)
-            (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
+
+    def of_kind(wanted: int) -> list[AddedToken]:
+        return [
+            AddedToken(text, special=wanted == CONTROL, normalized=False)
+            for text, kind in zip(tokens, types)
+            if kind == wanted
+        ]
+
+    tokenizer.add_special_tokens(of_kind(CONTROL))  # each call rebuilds a matcher: one call for all
+    tokenizer.add_tokens(of_kind(USER_DEFINED))
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     if bos is not None and _adds_bos(metadata):
         text = tokens[bos]
