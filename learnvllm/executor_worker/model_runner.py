@@ -59,7 +59,7 @@ class ModelRunner:
         )
         self.sampling_states = SamplingStates(max_rows, model.arch.vocab_size, config.model_config.seed)
         self.sampler = Sampler(self.sampling_states, self.states, use_kernels)
-        self.prompt_logprobs = PromptLogprobs(self.states)
+        self.prompt_logprobs = PromptLogprobs(self.states, use_kernels)
         self._group_layers = [group.layer_names for group in kv_cache_config.groups]
 
     # ------------------------------------------------------------------------------------------------ steps

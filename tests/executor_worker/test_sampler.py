@@ -323,6 +323,27 @@ def test_logprobs_are_of_the_raw_distribution(use_kernels: bool) -> None:
         assert row.ranks.tolist() == [1 + int((expected[i] > expected[i][token]).sum())]
 
 
+@given(data=st.data())
+def test_the_logprob_kernel_equals_torch(data: st.DataObject) -> None:
+    rows, vocab = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 200))
+    rng = np.random.default_rng(data.draw(st.integers(0, 999)))
+    logits = torch.from_numpy(
+        (rng.permuted(np.tile(np.arange(vocab), (rows, 1)), axis=1) / 7).astype(np.float32)
+    )
+    chosen, num_top = rng.integers(0, vocab, rows), data.draw(st.integers(0, 25))
+    ours = compute_logprobs(logits, chosen, num_top, use_kernels=True)
+    theirs = compute_logprobs(logits, chosen, num_top)
+    assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+    assert ours.ranks.tolist() == theirs.ranks.tolist()
+    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=2e-5)
+    assert [a.dtype for a in ours] == [a.dtype for a in theirs]
+
+
+def test_the_logprob_kernel_lists_equally_likely_tokens_by_id() -> None:
+    lists = compute_logprobs(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]]), np.array([4]), 3, use_kernels=True)
+    assert lists.token_ids.tolist() == [[4, 1, 2, 3]]
+
+
 def test_only_requests_that_asked_get_logprobs_and_as_many_as_they_asked_for() -> None:
     bench = Bench(50)
     for k in (None, 0, 3, None, 5):

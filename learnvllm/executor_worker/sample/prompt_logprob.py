@@ -21,8 +21,8 @@ from learnvllm.executor_worker.sample.logprob import ROWS_AT_ONCE, compute_logpr
 class PromptLogprobs:
     """Which rows asked, and for how many most likely tokens besides the prompt's own."""
 
-    def __init__(self, requests: RequestState) -> None:
-        self._requests = requests
+    def __init__(self, requests: RequestState, use_kernels: bool) -> None:
+        self._requests, self._use_kernels = requests, use_kernels
         self._num_top: dict[int, int] = {}
 
     def add_request(self, row: int, request: NewRequestData) -> None:

@@ -131,7 +131,7 @@ class Sampler:
         """One row of log-probabilities for each of the n requests that asked. logits: [n, V], not yet
         changed."""
         wanted = self.states.num_logprobs[rows].tolist()
-        together = compute_logprobs(logits, token_ids, max(wanted))
+        together = compute_logprobs(logits, token_ids, max(wanted), self.use_kernels)
         return {
             index: LogprobsLists(
                 together.token_ids[i : i + 1, : k + 1],
