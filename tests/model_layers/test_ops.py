@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -240,3 +245,74 @@ def test_indices_of_another_dtype_or_length_are_refused() -> None:
         ops.reshape_and_cache(k, v, batch.k_cache, batch.v_cache, positions[:3])
     with pytest.raises(ValueError, match=r"positions must be contiguous torch.int64 of 4, not torch.int32"):
         ops.rotary_embedding(positions.int(), q, k, randn(10, 16))
+
+
+# ----------------------------------------------------------------------------------------- threads, the cache
+
+
+def run_python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_kernels_run_on_the_threads_torch_has_already() -> None:
+    print_growth = """
+import psutil, torch
+from learnvllm.model_layers.ops import cpu
+torch.set_num_threads(2)
+torch.randn(512, 512) @ torch.randn(512, 512)
+before = psutil.Process().num_threads()
+cpu.silu_and_mul(torch.randn(64, 4096))
+print(psutil.Process().num_threads() - before)
+"""
+    assert run_python(print_growth) == "0"
+
+
+def test_without_an_openmp_runtime_kernels_run_on_the_calling_thread() -> None:
+    code = """
+import ctypes, torch
+import numba
+CDLL = ctypes.CDLL
+def no_process_symbols(name, *args, **options):
+    if name is None: raise OSError
+    return CDLL(name, *args, **options)
+ctypes.CDLL = no_process_symbols
+from learnvllm.model_layers.ops import cpu, jit, torch_ref
+ctypes.CDLL = CDLL
+x = torch.randn(64, 4096)
+torch.testing.assert_close(cpu.silu_and_mul(x), torch_ref.silu_and_mul(x), atol=1e-5, rtol=1e-5)
+print(jit._gomp_parallel)
+"""
+    assert run_python(code) == "None"
+
+
+def test_the_environment_turns_kernels_off() -> None:
+    code = """
+import sys
+from learnvllm.model_layers import ops
+ops.warm_up_kernels()
+print("numba" in sys.modules)
+"""
+    assert run_python(code, LEARNVLLM_CPU_KERNELS="torch") == "False"
+
+
+@pytest.mark.slow
+def test_processes_may_fill_the_cache_at_the_same_time(tmp_path: Path) -> None:
+    code = """
+import torch
+from learnvllm.model_layers.ops import cpu, torch_ref
+x, w = torch.randn(9, 64), torch.randn(64)
+torch.testing.assert_close(cpu.rms_norm(x, w, 1e-5), torch_ref.rms_norm(x, w, 1e-5))
+"""
+    environment = {**os.environ, "LEARNVLLM_HOME": str(tmp_path)}
+    for _ in range(2):  # once to compile, once to load
+        processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(4)]
+        assert [p.wait() for p in processes] == [0, 0, 0, 0]
+    assert list(tmp_path.glob("kernels/*/**/*.nbc"))

@@ -64,10 +64,15 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None = Non
         )
 
 
-def warm_up_kernels() -> None:
-    """Load (or, the very first time, compile) every CPU kernel, so that no request waits for it."""
+def warm_up_kernels(head_dim: int = 64) -> None:
+    """Load (or, the very first time, compile) every CPU kernel, so that no request waits for it.
+
+    head_dim: the model's; attention has a kernel of its own for the common sizes.
+    """
     _kernels("cpu")
-    _kernels("cpu_attention")
+    attention = _kernels("cpu_attention")
+    if attention:
+        attention.attention_kernel(head_dim if head_dim in attention.HEAD_DIMS else 0)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,20 +1,32 @@
-"""Paged attention on a CPU: blocks are read where they lie, never gathered.
+"""Paged attention on a CPU: blocks are read where they lie, never gathered. One kernel decodes and prefills.
 
-A decode reads its whole context once and computes little, so all query heads of a kv head share each key and
-value they load, and the threads cut the *keys* of the batch into equal pieces, in the middle of a request if
-need be; a request cut in two is put together by its softmax statistics (upstream: csrc/cpu/cpu_attn.cpp;
-Flash-Decoding, Dao et al. 2023).
+The work is cut into items: up to 16 query tokens of a request and one kv head, whose query heads share every
+key and value that is loaded. The threads cut the *keys* of all items into equal parts, in the middle of an
+item if need be; one cut in two is put together by its softmax statistics. Upstream: csrc/cpu/cpu_attn.cpp.
+Papers: FlashAttention (arXiv 2205.14135); Flash-Decoding cuts contexts likewise.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from learnvllm.model_layers.ops.cpu import exp
+from learnvllm.model_layers.ops.cpu_attention_tile import (
+    LOWEST,
+    ROWS,
+    TILE,
+    ZERO,
+    add_values,
+    dot_products,
+    softmax,
+)
 from learnvllm.model_layers.ops.jit import (
+    Kernel,
     as_double,
     device,
     f32,
@@ -25,263 +37,207 @@ from learnvllm.model_layers.ops.jit import (
     thread_num,
     threads_for,
 )
-from learnvllm.model_layers.ops.torch_ref import gather_kv
 
-# Keys handled between two updates of the running softmax.
-TILE = 64
-# Requests with more query tokens than this go through torch's flash attention, see `paged_attention`.
-MAX_ROWS = 8
-# Key positions (times query heads) worth a thread of their own.
+# Query tokens of an item: more would reuse a tile of keys more often, but no longer fit the cache beside it.
+QUERIES = 16
+# Head sizes that get a kernel with the size built in: loops of known length run a quarter faster.
+HEAD_DIMS = (64, 128, 256)
+# Keys times query heads that are worth a thread of their own.
 SCORES_PER_THREAD = 64
 
-_LOWEST = np.float32(-3.4e38)
 
-# ------------------------------------------------------------------------------------------- one tile of keys
+class Context(NamedTuple):
+    """One request's keys and values of one kv head, as the kernels see them."""
+
+    k: Tensor
+    v: Tensor
+    table: Tensor  # its row of the block table
+    block_size: int
+    block_stride: int
+    head: int
 
 
-@device
-def _scores(q, q_at, k_cache, places, count, dim, scale, scores, s_at):  # type: ignore[no-untyped-def]
-    """scores[s_at + j] = scale * q . key j, for the `count` keys at `places`; returns their maximum."""
-    top = _LOWEST
-    j = 0
-    while j + 4 <= count:
-        k0, k1, k2, k3 = places[j], places[j + 1], places[j + 2], places[j + 3]
-        s0 = s1 = s2 = s3 = np.float32(0.0)
-        for d in range(dim):
-            x = q[q_at + d]
-            s0 += x * k_cache[k0 + d]
-            s1 += x * k_cache[k1 + d]
-            s2 += x * k_cache[k2 + d]
-            s3 += x * k_cache[k3 + d]
-        scores[s_at + j] = s0 * scale
-        scores[s_at + j + 1] = s1 * scale
-        scores[s_at + j + 2] = s2 * scale
-        scores[s_at + j + 3] = s3 * scale
-        top = max(top, max(max(s0, s1), max(s2, s3)) * scale)
-        j += 4
-    while j < count:
-        s = np.float32(0.0)
-        for d in range(dim):
-            s += q[q_at + d] * k_cache[places[j] + d]
-        scores[s_at + j] = s * scale
-        top = max(top, s * scale)
-        j += 1
-    return top
+# As in `cpu_attention_tile.py`: s is this thread's scratch memory, and other arguments are offsets into it.
+
+# --------------------------------------------------------------------------------------------------- one item
 
 
 @device
-def _add_values(p, p_at, v_cache, places, count, dim, acc, a_at):  # type: ignore[no-untyped-def]
-    """acc[a_at : a_at + dim] += sum over j of p[p_at + j] * value j."""
-    j = 0
-    while j + 4 <= count:
-        v0, v1, v2, v3 = places[j], places[j + 1], places[j + 2], places[j + 3]
-        p0, p1, p2, p3 = p[p_at + j], p[p_at + j + 1], p[p_at + j + 2], p[p_at + j + 3]
+def _whole_rows(count):  # type: ignore[no-untyped-def]
+    return (count + ROWS - 1) // ROWS * ROWS
+
+
+@device
+def _find(places, context, first, count, dim):  # type: ignore[no-untyped-def]
+    """places[j]: where key first + j starts in the cache (and its value in the other one)."""
+    for j in range(count):
+        block, offset = (first + j) // context.block_size, (first + j) % context.block_size
+        start = context.table[block] * context.block_stride
+        places[j] = start + (context.head * context.block_size + offset) * dim
+
+
+@device
+def _attend_item(  # type: ignore[no-untyped-def]
+    s, q, acc, stats, scores, places, others, context, rows, group, dim, begin, end, first_pos, window
+):
+    """Attention of `rows` query rows at s[q] over keys [begin, end). Row i is at first_pos + i // group."""
+    for i in range(_whole_rows(rows)):
+        s[stats + 2 * i], s[stats + 2 * i + 1] = LOWEST, ZERO
         for d in range(dim):
-            acc[a_at + d] += (
-                p0 * v_cache[v0 + d] + p1 * v_cache[v1 + d] + p2 * v_cache[v2 + d] + p3 * v_cache[v3 + d]
-            )
-        j += 4
-    while j < count:
+            s[acc + i * dim + d] = ZERO
+    _find(places, context, begin, min(TILE, end - begin), dim)
+    for tile in range(begin, end, TILE):
+        count, next_count = min(TILE, end - tile), max(0, min(TILE, end - tile - TILE))
+        _find(others, context, tile + TILE, next_count, dim)
+        for i in range(0, rows, ROWS):
+            first, last = first_pos + i // group, first_pos + min(i + ROWS - 1, rows - 1) // group
+            if tile > last or tile + count <= first - window + 1:
+                continue  # none of these rows sees any of these keys
+            dot_products(s, q + i * dim, context.k, places, count, dim, scores, context.v, i == 0)
+            for k in range(i, i + ROWS):
+                pos = first_pos + min(k, rows - 1) // group
+                low = min(max(pos - window + 1 - tile, 0), count)
+                high = max(min(pos + 1 - tile, count), low)
+                softmax(s, scores + (k - i) * TILE, count, low, high, stats + 2 * k, acc + k * dim, dim)
+            fetched = next_count if i + ROWS >= rows else 0
+            add_values(s, scores, context.v, places, count, dim, acc + i * dim, context.k, others, fetched)
+        places, others = others, places
+
+
+@device
+def _take_queries(s, to, q, row, q_stride, q_head, first_head, rows, group, dim, scale):  # type: ignore[no-untyped-def]
+    """Copy an item's query rows to s[to], scaled; the last again and again to make whole groups of ROWS."""
+    for x in range(_whole_rows(rows)):
+        y = min(x, rows - 1)
+        source = (row + y // group) * q_stride + (first_head + y % group) * q_head
         for d in range(dim):
-            acc[a_at + d] += p[p_at + j] * v_cache[places[j] + d]
-        j += 1
+            s[to + x * dim + d] = q[source + d] * scale
+
+
+@device
+def _write_result(s, acc, stats, out, row, first_head, heads, rows, group, dim):  # type: ignore[no-untyped-def]
+    """out[row, head] = the weighted sum of values over the sum of weights."""
+    for x in range(rows):
+        to = ((row + x // group) * heads + first_head + x % group) * dim
+        inverse = np.float32(1.0) / s[stats + 2 * x + 1]
+        for d in range(dim):
+            out[to + d] = s[acc + x * dim + d] * inverse
 
 
 # ------------------------------------------------------------------------------------------------- the kernel
 
 
-@kernel("q" * 21 + "d")
-def _attend(args):  # type: ignore[no-untyped-def]
-    q, k_cache, v_cache, out = f32(args[0]), f32(args[1]), f32(args[2]), f32(args[3])
-    block_table, seq_lens, query_start_loc = i32(args[4]), i32(args[5]), i32(args[6])
-    scratch, scratch_size, pieces = f32(args[7]), args[8], i64(args[9])
-    requests, kv_heads, group, dim, block_size = args[10], args[11], args[12], args[13], args[14]
-    q_stride, q_head, table_stride, block_stride = args[15], args[16], args[17], args[18]
-    window, max_rows = args[19], args[20]
-    scale = np.float32(as_double(args[21]))
-    me, threads = thread_num(), num_threads()
+@cache
+def attention_kernel(head_dim: int) -> Kernel:
+    """The kernel for one head size, or with 0 for any. Compiled (4 s) or loaded (10 ms) on first use."""
 
-    # My piece of the flattened work [request, query row, kv head, key].
-    total = 0
-    for r in range(requests):
-        rows = query_start_loc[r + 1] - query_start_loc[r]
-        if rows <= max_rows:
-            for i in range(rows):
-                total += kv_heads * min(seq_lens[r] - rows + i + 1, window)
-    my_begin, my_end = total * me // threads, total * (me + 1) // threads
+    @kernel("q" * 20 + "d")
+    def _attend(args):  # type: ignore[no-untyped-def]
+        q, k_cache, v_cache, out = f32(args[0]), f32(args[1]), f32(args[2]), f32(args[3])
+        seq_lens, query_start_loc, pieces = i32(args[5]), i32(args[6]), i64(args[9])
+        requests, kv_heads, group, block_size = args[10], args[11], args[12], args[14]
+        q_stride, q_head, table_stride, block_stride, window = (
+            args[15],
+            args[16],
+            args[17],
+            args[18],
+            args[19],
+        )
+        dim = head_dim or args[13]
+        scale = np.float32(as_double(args[20]))
+        me, threads = thread_num(), num_threads()
 
-    # My scratch: the output, sum and maximum of up to two heads cut by my borders, then what one head needs.
-    per_head = group * (dim + 2)
-    mine = me * scratch_size
-    scores = mine + 3 * per_head
-    places = i64(args[7] + 4 * (scores + group * TILE))
+        # The work: of each item its keys times its groups of rows. My part of it is [my_begin, my_end).
+        work = 0
+        for r in range(requests):
+            n = query_start_loc[r + 1] - query_start_loc[r]
+            for i in range(0, n, QUERIES):
+                tokens, first_pos = min(QUERIES, n - i), seq_lens[r] - n + i
+                keys = first_pos + tokens - max(0, first_pos - window + 1)
+                work += kv_heads * keys * (_whole_rows(tokens * group) // ROWS)
+        my_begin, my_end = work * me // threads, work * (me + 1) // threads
 
-    at = 0
-    for r in range(requests):
-        rows = query_start_loc[r + 1] - query_start_loc[r]
-        if rows > max_rows:
-            continue
-        for i in range(rows):
-            stop = seq_lens[r] - rows + i + 1
-            start = max(0, stop - window)
-            length = stop - start
-            if at + kv_heads * length <= my_begin or at >= my_end:
-                at += kv_heads * length
-                continue
-            row = query_start_loc[r] + i
-            for h in range(kv_heads):
-                begin, end = max(at, my_begin) - at, min(at + length, my_end) - at
-                at += length
-                if begin >= end:
-                    continue
-                whole = begin == 0 and end == length
-                acc = mine  # a head cut at my first border; one cut at my last goes behind it
-                if whole:
-                    acc = mine + 2 * per_head
-                elif begin == 0:
-                    acc = mine + per_head
-                sums, tops = acc + group * dim, acc + group * (dim + 1)
-                for x in range(group * (dim + 1)):
-                    scratch[acc + x] = np.float32(0.0)
-                for g in range(group):
-                    scratch[tops + g] = _LOWEST
+        # My scratch: results of an item cut by my first border, by my last, and of a whole one; what one
+        # needs.
+        most_rows = _whole_rows(QUERIES * group)
+        result_size = most_rows * (dim + 2)
+        mine = args[7] + 4 * me * args[8]
+        s, scores = f32(mine), 3 * result_size
+        queries = scores + ROWS * TILE
+        indices = mine + 4 * (queries + most_rows * dim)
+        places, others = i64(indices), i64(indices + 8 * TILE)
 
-                tile = start + begin
-                while tile < start + end:
-                    count = min(TILE, start + end - tile)
-                    for j in range(count):
-                        block = block_table[r * table_stride + (tile + j) // block_size]
-                        places[j] = block * block_stride + (h * block_size + (tile + j) % block_size) * dim
-                    for g in range(group):
-                        q_at = row * q_stride + (h * group + g) * q_head
-                        s_at = scores + g * TILE
-                        top = _scores(q, q_at, k_cache, places, count, dim, scale, scratch, s_at)
-                        if top > scratch[tops + g]:
-                            shrink = exp(scratch[tops + g] - top)
-                            scratch[tops + g] = top
-                            scratch[sums + g] *= shrink
-                            for d in range(dim):
-                                scratch[acc + g * dim + d] *= shrink
-                        top = scratch[tops + g]
-                        total_p = np.float32(0.0)
-                        for j in range(count):
-                            p = exp(scratch[s_at + j] - top)
-                            scratch[s_at + j] = p
-                            total_p += p
-                        scratch[sums + g] += total_p
-                        _add_values(scratch, s_at, v_cache, places, count, dim, scratch, acc + g * dim)
-                    tile += count
+        at = 0
+        for r in range(requests):
+            n = query_start_loc[r + 1] - query_start_loc[r]
+            table = i32(args[4] + 4 * r * table_stride)
+            for i in range(0, n, QUERIES):
+                tokens, row, first_pos = min(QUERIES, n - i), query_start_loc[r] + i, seq_lens[r] - n + i
+                rows, start, stop = tokens * group, max(0, first_pos - window + 1), first_pos + tokens
+                weight = _whole_rows(rows) // ROWS
+                for h in range(kv_heads):
+                    begin = start + max(0, (my_begin - at + weight - 1) // weight)
+                    end = min(stop, start + (my_end - at + weight - 1) // weight)
+                    at += (stop - start) * weight
+                    if begin >= end:
+                        continue
+                    acc = 0  # where the result goes
+                    if begin == start:
+                        acc = 2 * result_size if end == stop else result_size
+                    stats = acc + most_rows * dim
+                    context = Context(k_cache, v_cache, table, block_size, block_stride, h)
+                    _take_queries(s, queries, q, row, q_stride, q_head, h * group, rows, group, dim, scale)
+                    _attend_item(
+                        s, queries, acc, stats, scores, places, others,
+                        context, rows, group, dim, begin, end, first_pos, window,
+                    )  # fmt: skip
+                    if begin == start and end == stop:
+                        _write_result(s, acc, stats, out, row, h * group, kv_heads * group, rows, group, dim)
+                    else:
+                        piece = 3 * (2 * me + (1 if begin == start else 0))
+                        pieces[piece], pieces[piece + 1], pieces[piece + 2] = row, h, tokens
 
-                if whole:
-                    for g in range(group):
-                        inverse = np.float32(1.0) / scratch[sums + g]
-                        to = (row * kv_heads * group + h * group + g) * dim
-                        for d in range(dim):
-                            out[to + d] = scratch[acc + g * dim + d] * inverse
-                elif begin == 0:
-                    pieces[2 * me + 1] = row * kv_heads + h
-                else:
-                    pieces[2 * me] = row * kv_heads + h
+    return _attend
 
 
-@kernel("q" * 7)
+@kernel("q" * 8)
 def _combine(args):  # type: ignore[no-untyped-def]
-    """Put together the heads that `_attend` cut between threads: pieces of one head follow each other."""
-    out, scratch, scratch_size, pieces = f32(args[0]), f32(args[1]), args[2], i64(args[3])
-    count, group, dim = args[4], args[5], args[6]
-    per_head = group * (dim + 2)
+    """Put together the items that `_attend` cut between threads: the pieces of one item follow each other.
+
+    A piece has a maximum m, a sum l of exp(score - m) and a weighted sum a of values. With M the largest m,
+    the result is (sum of a * exp(m - M)) / (sum of l * exp(m - M)).
+    """
+    out, s, scratch_size, pieces = f32(args[0]), f32(args[1]), args[2], i64(args[3])
+    number, kv_heads, group, dim = args[4], args[5], args[6], args[7]
+    most_rows = _whole_rows(QUERIES * group)
+    result_size = most_rows * (dim + 2)
     first = 0
-    while first < count:
-        head = pieces[first]
+    while first < number:
+        row, h, tokens = pieces[3 * first], pieces[3 * first + 1], pieces[3 * first + 2]
         last = first + 1
-        while last < count and (pieces[last] == head or pieces[last] < 0):
+        while last < number and (
+            pieces[3 * last] < 0 or (pieces[3 * last] == row and pieces[3 * last + 1] == h)
+        ):
             last += 1
-        if head >= 0:
-            for g in range(group):
-                top = _LOWEST
-                for i in range(first, last):
-                    if pieces[i] >= 0:
-                        top = max(
-                            top, scratch[i // 2 * scratch_size + i % 2 * per_head + group * (dim + 1) + g]
-                        )
-                to = (head * group + g) * dim
-                for d in range(dim):
-                    out[to + d] = np.float32(0.0)
-                total = np.float32(0.0)
-                for i in range(first, last):
-                    if pieces[i] >= 0:
-                        acc = i // 2 * scratch_size + i % 2 * per_head
-                        share = exp(scratch[acc + group * (dim + 1) + g] - top)
-                        total += share * scratch[acc + group * dim + g]
-                        for d in range(dim):
-                            out[to + d] += share * scratch[acc + g * dim + d]
-                for d in range(dim):
-                    out[to + d] /= total
+        for x in range(tokens * group if row >= 0 else 0):
+            top, total = LOWEST, ZERO
+            to = ((row + x // group) * kv_heads * group + h * group + x % group) * dim
+            for d in range(dim):
+                out[to + d] = ZERO
+            for i in range(first, last):
+                if pieces[3 * i] >= 0:
+                    top = max(top, s[i // 2 * scratch_size + i % 2 * result_size + most_rows * dim + 2 * x])
+            for i in range(first, last):
+                if pieces[3 * i] >= 0:
+                    acc = i // 2 * scratch_size + i % 2 * result_size
+                    stats = acc + most_rows * dim + 2 * x
+                    share = exp(s[stats] - top)
+                    total += share * s[stats + 1]
+                    for d in range(dim):
+                        out[to + d] += share * s[acc + x * dim + d]
+            for d in range(dim):
+                out[to + d] /= total
         first = last
-
-
-def decode_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    scale: float,
-    window: int,
-    out: Tensor,
-    max_rows: int = 1 << 30,
-) -> None:
-    """`paged_attention` for the requests with at most max_rows query tokens; the rows of others are left
-    alone.
-    """
-    requests, (_, kv_heads, block_size, dim) = seq_lens.shape[0], k_cache.shape
-    group = q.shape[1] // kv_heads
-    # A guess without reading the lengths: at least a block's worth for each row.
-    threads = threads_for(q.shape[0] * q.shape[1] * block_table.shape[1] * block_size, SCORES_PER_THREAD)
-    scratch_size = -(-(3 * group * (dim + 2) + group * TILE + 2 * TILE) // 16) * 16
-    scratch = torch.empty(threads * scratch_size)
-    pieces = torch.full((2 * threads,), -1)  # which head a piece is of; -1: no piece
-    _attend(
-        threads,
-        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
-        block_table.data_ptr(), seq_lens.data_ptr(), query_start_loc.data_ptr(),
-        scratch.data_ptr(), scratch_size, pieces.data_ptr(),
-        requests, kv_heads, group, dim, block_size,
-        q.stride(0), q.stride(1), block_table.stride(0), k_cache.stride(0), window, max_rows, scale,
-    )  # fmt: skip
-    if threads > 1:
-        _combine(
-            1, out.data_ptr(), scratch.data_ptr(), scratch_size, pieces.data_ptr(), 2 * threads, group, dim
-        )
-
-
-# ------------------------------------------------------------------------------------------------ long chunks
-
-
-def chunk_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_row: Tensor, seq_len: int, scale: float, window: int
-) -> Tensor:
-    """A long prefill chunk of one request: gather its keys and values once, then torch's flash attention.
-
-    q: [n, Hq, D], the last n of seq_len tokens -> [n, Hq, D]. Gathering costs n times less per query than for
-    a decode.
-    """
-    n = q.shape[0]
-    begin = max(0, seq_len - n + 1 - window)
-    keys = gather_kv(k_cache, block_row, begin, seq_len)[None]
-    values = gather_kv(v_cache, block_row, begin, seq_len)[None]
-    queries = q.transpose(0, 1)[None]
-    if seq_len == n and window >= n:
-        out = F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
-        )
-    else:
-        pos = torch.arange(seq_len - n, seq_len)[:, None]
-        key_pos = torch.arange(begin, seq_len)
-        visible = (key_pos <= pos) & (key_pos > pos - window)
-        out = F.scaled_dot_product_attention(queries, keys, values, visible, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
 
 
 def paged_attention(
@@ -295,19 +251,30 @@ def paged_attention(
     sliding_window: int | None,
     out: Tensor,
 ) -> Tensor:
+    """See `learnvllm.model_layers.ops.paged_attention`. fp32, out contiguous, both caches laid out alike."""
     window = 1 << 30 if sliding_window is None else sliding_window
-    requests = seq_lens.shape[0]
-    if q.shape[0] <= requests:  # nothing but decodes, as in most steps
-        decode_attention(q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, window, out)
-        return out
-    starts = query_start_loc.tolist()
-    decode_attention(
-        q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, window, out, MAX_ROWS
-    )
-    for r in range(requests):
-        if starts[r + 1] - starts[r] > MAX_ROWS:
-            rows = slice(starts[r], starts[r + 1])
-            out[rows] = chunk_attention(
-                q[rows], k_cache, v_cache, block_table[r], int(seq_lens[r]), scale, window
-            )
+    requests, (_, kv_heads, block_size, dim) = seq_lens.shape[0], k_cache.shape
+    group = q.shape[1] // kv_heads
+    # How long the contexts are is known only in the kernel; the block table's width bounds it.
+    threads = threads_for(q.shape[0] * q.shape[1] * block_table.shape[1] * block_size, SCORES_PER_THREAD)
+    most_rows = -(-QUERIES * group // ROWS) * ROWS
+    floats = 3 * most_rows * (dim + 2) + ROWS * TILE + most_rows * dim + 4 * TILE
+    scratch_size = -(-floats // 16) * 16  # whole cache lines
+    scratch = torch.empty(threads * scratch_size)
+    pieces = torch.full(
+        (6 * threads,), -1
+    )  # of each cut item its first row, kv head and tokens; -1: no piece
+    attention_kernel(dim if dim in HEAD_DIMS else 0)(
+        threads,
+        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
+        block_table.data_ptr(), seq_lens.data_ptr(), query_start_loc.data_ptr(),
+        scratch.data_ptr(), scratch_size, pieces.data_ptr(),
+        requests, kv_heads, group, dim, block_size,
+        q.stride(0), q.stride(1), block_table.stride(0), k_cache.stride(0), window, scale,
+    )  # fmt: skip
+    if threads > 1:
+        _combine(
+            1, out.data_ptr(), scratch.data_ptr(), scratch_size, pieces.data_ptr(),
+            2 * threads, kv_heads, group, dim,
+        )  # fmt: skip
     return out

@@ -15,13 +15,14 @@ import ctypes
 import hashlib
 import struct
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -46,21 +47,17 @@ def _openmp() -> tuple[Any, int, int]:
         parallel = process.GOMP_parallel
         names = (process.omp_get_thread_num, process.omp_get_num_threads)
     except (AttributeError, TypeError, OSError):
-        return None, _always_0.address, _always_1.address
+        return None, _constant(0).address, _constant(1).address
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
     thread_num, num_threads = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in names)
     return parallel, thread_num, num_threads
 
 
-@numba.cfunc(types.int32())
-def _always_0() -> int:
-    return 0
-
-
-@numba.cfunc(types.int32())
-def _always_1() -> int:
-    return 1
+@cache
+def _constant(value: int) -> Any:
+    """A compiled function that returns `value`; cached so that its code stays where it is."""
+    return numba.cfunc(types.int32())(lambda: value)
 
 
 _gomp_parallel, _thread_num, _num_threads = _openmp()
@@ -116,6 +113,21 @@ def as_float(typingctx, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.int32), build
 
 
+@intrinsic
+def prefetch(typingctx, pointer, index):  # type: ignore[no-untyped-def]
+    """Ask for the cache line of pointer[index] now, to be read soon."""
+
+    def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        int32, char_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [char_pointer, int32, int32, int32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [char_pointer], function_type)
+        address = builder.bitcast(builder.gep(args[0], [args[1]]), char_pointer)
+        builder.call(function, [address, int32(0), int32(3), int32(1)])  # to read; keep it close; data
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64), build
+
+
 # -------------------------------------------------------------------------------------------- compile, launch
 
 
@@ -155,15 +167,13 @@ def kernel(layout: str) -> Callable[[Callable[..., None]], Kernel]:
 
 
 # A function that kernels call. Always inlined into them, so it needs no cache of its own.
-device = numba.njit(**OPTIONS)
+device = numba.njit(forceinline=True, **OPTIONS)
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: one directory per version of the sources (numba itself adds CPU and
-    version).
+    """Where compiled kernels are kept: one directory per version of the sources (numba itself adds the CPU).
 
-    numba replaces its cache files atomically, so that processes may compile at the same time: the last one
-    wins.
+    numba replaces its cache files atomically: processes may compile at the same time, and the last one wins.
     """
     digest = hashlib.sha256(numba.__version__.encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
