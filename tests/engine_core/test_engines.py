@@ -30,7 +30,9 @@ class Offline(OfflineInferenceMixin):
 def in_process(**config) -> Offline:
     engine_config = make_config(**config)
     client = InprocClient(build_scripted_core(engine_config))
-    return Offline(LLMEngine(engine_config, TOKENIZER, client, StatLoggerManager.create(engine_config, client.ready)))
+    return Offline(
+        LLMEngine(engine_config, TOKENIZER, client, StatLoggerManager.create(engine_config, client.ready))
+    )
 
 
 @pytest.fixture(params=["inproc", "mp"])
@@ -260,7 +262,9 @@ async def test_metrics_add_up(async_llm) -> None:
     stream = async_llm.generate([5], params(100, output_kind=DELTA), "aborted")
     await anext(stream)
     await stream.aclose()
-    await collect(async_llm, [6] * 10, "last")  # its outputs come after the abort, and bring it into the figures
+    await collect(
+        async_llm, [6] * 10, "last"
+    )  # its outputs come after the abort, and bring it into the figures
     text = async_llm.metrics_text()
     label = '{engine="0",model_name="scripted"'
     assert f"vllm:prompt_tokens_total{label}}} 41.0" in text
