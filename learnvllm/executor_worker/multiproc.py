@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import traceback
 from collections import deque
@@ -202,13 +203,16 @@ class WorkerHandle:
 def run_worker(config: EngineConfig, rank: int, load_model: ModelLoader | None, pipe: Connection) -> None:
     """The worker process: answer calls in order until told to stop or until the parent is gone."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent decides what it means
     from learnvllm.executor_worker.worker import Worker  # late: imports torch, in this process only
 
     worker = Worker(config, rank, load_model)
     while True:
         try:
             call = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         if call is None:
             return

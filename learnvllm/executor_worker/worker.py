@@ -68,8 +68,9 @@ class Worker:
     def determine_available_memory(self) -> int:
         """Bytes the KV cache may take. Runs a dummy step to learn what the model needs besides."""
         specs = self.get_kv_cache_specs()
-        explicit = self.config.cache_config.kv_cache_memory_bytes is not None
-        peak = 0 if explicit else self._profile_peak(specs)
+        cache = self.config.cache_config
+        is_given = cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None
+        peak = 0 if is_given else self._profile_peak(specs)
         budget = kv_cache_budget(self.config, self.platform, specs, peak)
         logger.info("KV cache: %.2f GiB; a step needs up to %.2f GiB besides.", budget / 2**30, peak / 2**30)
         return budget

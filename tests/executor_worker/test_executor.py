@@ -168,6 +168,12 @@ def test_an_unknown_method_is_an_error_not_a_hang(multiproc: MultiprocExecutor) 
         multiproc.collective_rpc("no_such_method")
 
 
+def test_ctrl_c_is_the_parents_to_handle(multiproc: MultiprocExecutor) -> None:
+    """The terminal sends SIGINT to the whole process group."""
+    os.kill(multiproc._workers[0].process.pid or 0, signal.SIGINT)
+    assert multiproc.collective_rpc("check_health") == [multiproc._workers[0].process.pid]
+
+
 def load_broken_model(config: EngineConfig) -> DecoderModel:
     raise ConfigError("this model cannot be loaded", parameter="model", value=config.model_config.model)
 

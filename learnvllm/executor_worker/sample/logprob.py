@@ -28,9 +28,9 @@ def compute_logprobs(
     """
     num_top = min(num_top, logits.shape[1])
     if use_kernels:
-        from learnvllm.executor_worker.sample import kernels
+        from learnvllm.executor_worker.sample import logit_kernels
 
-        return LogprobsLists(*kernels.logprobs(logits.numpy(), token_ids, num_top))
+        return LogprobsLists(*logit_kernels.logprobs(logits.numpy(), token_ids, num_top))
     chosen = torch.from_numpy(token_ids).to(logits.device)[:, None]
     normalizer = logits.logsumexp(dim=-1, keepdim=True)
     chosen_logits = logits.gather(1, chosen)

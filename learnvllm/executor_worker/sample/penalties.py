@@ -49,9 +49,11 @@ class Penalties:
         [n]."""
         repetition, frequency, presence = self.repetition[rows], self.frequency[rows], self.presence[rows]
         if use_kernels:
-            from learnvllm.executor_worker.sample import kernels
+            from learnvllm.executor_worker.sample import logit_kernels
 
-            kernels.penalize(logits.numpy(), indices, rows, self.occurrences, repetition, frequency, presence)
+            logit_kernels.penalize(
+                logits.numpy(), indices, rows, self.occurrences, repetition, frequency, presence
+            )
             return
         device = logits.device
         seen = torch.from_numpy(self.occurrences[rows]).to(device)
