@@ -29,6 +29,8 @@ class Command:
     help: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    operands: str = ""
+    """What follows the flags, in the usage line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +72,9 @@ def _make_parser(arguments: list[str]) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((a for a in arguments if not a.startswith("-")), None)
     for name, command in COMMANDS.items():
-        sub = subparsers.add_parser(name, help=command.help, description=command.help)
+        # A usage line with all the engine's flags would hide the error above it.
+        usage = f"learnvllm {name} [flags]{command.operands}"
+        sub = subparsers.add_parser(name, help=command.help, description=command.help, usage=usage)
         if name == asked:
             command.configure(sub)
     return parser
@@ -81,7 +85,9 @@ def _set_up_logging(args: argparse.Namespace) -> None:
 
     from learnvllm.architecture import envs
 
-    if args.command != "serve":  # a command that talks to a person is quiet unless asked; so is its engine process
+    if (
+        args.command != "serve"
+    ):  # a command that talks to a person is quiet unless asked; so is its engine process
         os.environ.setdefault("LEARNVLLM_LOG_LEVEL", "WARNING")
     level = envs.get("LEARNVLLM_LOG_LEVEL")
     logging.basicConfig(level=level, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -153,9 +159,19 @@ def _sampling_values(args: argparse.Namespace) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- serve
 
 
-def _configure_serve(parser: argparse.ArgumentParser) -> None:
+def _json_list(text: str) -> list[str]:
     import json
 
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list of strings, like '[\"*\"]'")
+    return value
+
+
+def _configure_serve(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add = group.add_argument
     add("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all (default: %(default)s)")
@@ -164,21 +180,21 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     add("--chat-template", metavar="FILE", help="Jinja file, or its text, instead of the model's template.")
     add(
         "--allowed-origins",
-        type=json.loads,
+        type=_json_list,
         default=["*"],
         metavar="JSON",
         help="CORS (default: %(default)s)",
     )
     add(
         "--allowed-methods",
-        type=json.loads,
+        type=_json_list,
         default=["*"],
         metavar="JSON",
         help="CORS (default: %(default)s)",
     )
     add(
         "--allowed-headers",
-        type=json.loads,
+        type=_json_list,
         default=["*"],
         metavar="JSON",
         help="CORS (default: %(default)s)",
@@ -240,12 +256,14 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
 def _generate(args: argparse.Namespace) -> int:
     from learnvllm.serving import generate
 
+    values = _sampling_values(args)
+    values |= {name: v for name in ("n", "ignore_eos") if (v := getattr(args, name)) is not None}
+    max_tokens = values.pop("max_tokens", 128)
+    params = generate.make_params(values, max_tokens=max_tokens, logprobs=args.logprobs, stream=not args.json)
     prompts = generate.read_prompts(args.prompts, args.file)
-    values = {"max_tokens": 128, **_sampling_values(args)}
-    values |= {name: v for name in ("n", "logprobs", "ignore_eos") if (v := getattr(args, name))}
     engine = _build_llm_engine(args)
     try:
-        return generate.run(engine, prompts, values, chat=args.chat, as_json=args.json)
+        return generate.run(engine, prompts, params, chat=args.chat, as_json=args.json)
     finally:
         engine.shutdown()
 
@@ -264,6 +282,8 @@ def _chat(args: argparse.Namespace) -> int:
     from learnvllm.architecture import envs
     from learnvllm.serving import chat
 
+    values = _sampling_values(args)
+    chat.check_params(values)
     backend: chat.ChatBackend
     if args.url is not None:
         key = args.api_key or envs.get("LEARNVLLM_API_KEY")
@@ -272,7 +292,7 @@ def _chat(args: argparse.Namespace) -> int:
         chat.say_starting()
         backend = chat.EngineBackend(_build_llm_engine(args))
     try:
-        return chat.run(backend, _sampling_values(args), args.system, plain=args.plain)
+        return chat.run(backend, values, args.system, plain=args.plain)
     finally:
         backend.close()
 
@@ -285,7 +305,7 @@ def _configure_bench(parser: argparse.ArgumentParser) -> None:
 
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     for kind, help in bench.KINDS.items():
-        sub = kinds.add_parser(kind, help=help, description=help)
+        sub = kinds.add_parser(kind, help=help, description=help, usage=f"learnvllm bench {kind} [flags]")
         bench.add_flags(sub, kind)
         if kind != "serve":
             _add_engine_flags(sub)
@@ -294,6 +314,7 @@ def _configure_bench(parser: argparse.ArgumentParser) -> None:
 def _bench(args: argparse.Namespace) -> int:
     from learnvllm.serving import bench
 
+    bench.check_flags(args)
     if args.kind == "serve":
         return bench.run_serve(args)
     engine = _build_llm_engine(args)
@@ -348,11 +369,16 @@ def _no_flags(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "serve": Command("Serve a model: the OpenAI API over HTTP.", _configure_serve, _serve),
-    "chat": Command("Chat with a model in the terminal.", _configure_chat, _chat),
-    "generate": Command("Continue prompts.", _configure_generate, _generate),
-    "bench": Command("Measure throughput, latency, or a running server.", _configure_bench, _bench),
-    "models": Command("List, fetch and find models.", _configure_models, _models),
+    "serve": Command("Serve a model: the OpenAI API over HTTP.", _configure_serve, _serve, " [MODEL]"),
+    "chat": Command("Chat with a model in the terminal.", _configure_chat, _chat, " [MODEL]"),
+    "generate": Command("Continue prompts.", _configure_generate, _generate, " [PROMPT ...]"),
+    "bench": Command(
+        "Measure throughput, latency, or a running server.",
+        _configure_bench,
+        _bench,
+        " {throughput,latency,serve}",
+    ),
+    "models": Command("List, fetch and find models.", _configure_models, _models, " {list,pull,path}"),
     "env": Command("Versions, machine and environment variables.", _configure_env, _env),
     "version": Command("Print the version.", _no_flags, _version),
 }

@@ -64,22 +64,27 @@ def add_flags(parser: argparse.ArgumentParser, kind: str) -> None:
         add("--vocab-size", type=int, default=300, help="Random ids stay below it (default: %(default)s)")
 
 
-def random_requests(args: argparse.Namespace, count: int, vocab_size: int) -> list[tuple[list[int], int]]:
-    """(prompt token ids, output length) for each request.
+def check_flags(args: argparse.Namespace) -> None:
+    """Check the numbers before an engine is started for them.
 
     Raises:
-        ValidationError: a length or count that makes no sense.
+        ValidationError: a length, count or rate that makes no sense.
     """
-    ratio = getattr(args, "random_range_ratio", 0.0)
-    for name, value, low in (
-        ("input-len", args.input_len, 1),
-        ("output-len", args.output_len, 1),
-        ("count", count, 1),
-    ):
-        if value < low:
-            raise ValidationError(f"--{name} {value}: must be at least {low}.", parameter=name, value=value)
+    for name in ("input_len", "output_len", "num_prompts", "batch_size", "num_iters", "max_concurrency"):
+        value = getattr(args, name, None)
+        if value is not None and value < 1:
+            flag = "--" + name.replace("_", "-")
+            raise ValidationError(f"{flag} {value}: must be at least 1.", parameter=name, value=value)
+    ratio, rate = getattr(args, "random_range_ratio", 0.0), getattr(args, "request_rate", 1.0)
     if not 0 <= ratio < 1:
         raise ValidationError(f"--random-range-ratio {ratio}: must be from 0 to below 1.", value=ratio)
+    if not rate > 0:
+        raise ValidationError(f"--request-rate {rate}: must be above 0 requests a second.", value=rate)
+
+
+def random_requests(args: argparse.Namespace, count: int, vocab_size: int) -> list[tuple[list[int], int]]:
+    """(prompt token ids, output length) for each request."""
+    ratio = getattr(args, "random_range_ratio", 0.0)
     rng = random.Random(args.prompt_seed)
 
     def length(mean: int) -> int:

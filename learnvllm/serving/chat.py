@@ -206,13 +206,24 @@ class Conversation:
             if text:
                 changed[name] = _parse_value(text)
         try:
-            parse_request(ChatCompletionRequest, {"messages": [{"role": "user", "content": "-"}], **changed})
+            check_params(changed)
         except ValidationError as error:
             self.view.error(str(error))
             return
         self.params = changed
         shown = ", ".join(f"{name}={shorten(value)}" for name, value in changed.items())
         self.view.note(shown or "No parameters are set; the server's defaults apply.")
+
+
+def check_params(params: dict[str, Any]) -> None:
+    """Check sampling fields before there is anything to say.
+
+    Raises:
+        ValidationError: a field is unknown, or its value out of range.
+    """
+    fields = {"messages": [{"role": "user", "content": "-"}], **params}
+    request = parse_request(ChatCompletionRequest, fields)
+    request.to_sampling_params(1 if request.token_limit is None else request.token_limit)
 
 
 def _parse_value(text: str) -> Any:

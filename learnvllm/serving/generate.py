@@ -15,9 +15,10 @@ from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
+from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving.content import ChatMessage, shorten
-from learnvllm.serving.protocol import CompletionRequest, parse_request
+from learnvllm.serving.protocol import GenerationRequest, parse_request
 from learnvllm.serving.renderer import RenderedPrompt, Renderer
 
 
@@ -46,27 +47,36 @@ def read_prompts(arguments: list[str], file: str | None) -> list[str]:
     return prompts
 
 
-def run(engine: LLMEngine, prompts: list[str], values: dict[str, Any], *, chat: bool, as_json: bool) -> int:
+def make_params(
+    values: dict[str, Any], *, max_tokens: int, logprobs: int | None, stream: bool
+) -> SamplingParams:
+    """Check the sampling fields, before an engine is started for them.
+
+    Raises:
+        ValidationError: a value is out of range.
+    """
+    return parse_request(GenerationRequest, {"stream": stream, **values}).sampling_params(
+        max_tokens, logprobs
+    )
+
+
+def run(engine: LLMEngine, prompts: list[str], params: SamplingParams, *, chat: bool, as_json: bool) -> int:
     """Run all prompts and print their answers.
 
     Args:
-        values: sampling fields, as in a request.
         chat: put each prompt into the chat template.
     Raises:
-        ValidationError: a prompt or value cannot be served; nothing runs then.
+        ValidationError: a prompt cannot be served; nothing runs then.
     """
-    request = parse_request(CompletionRequest, {"prompt": prompts, "stream": not as_json, **values})
     assert engine.tokenizer is not None
     renderer = Renderer(engine.tokenizer, engine.config.max_model_len)
     rendered = [_render(renderer, prompt, chat) for prompt in prompts]
-    params = [
-        request.to_sampling_params(renderer.output_limit(prompt, request.max_tokens, "prompt"))
-        for prompt in rendered
-    ]
+    for prompt in rendered:
+        renderer.output_limit(prompt, params.max_tokens, "prompt")
     ids = {f"generate-{i}": i for i in range(len(prompts))}
     for request_id, index in ids.items():
-        engine.add_request(request_id, rendered[index].token_ids, params[index])
-    printer = _JsonPrinter(prompts) if as_json else _TextPrinter(prompts, n=request.n or 1)
+        engine.add_request(request_id, rendered[index].token_ids, params)
+    printer = _JsonPrinter(prompts) if as_json else _TextPrinter(prompts, n=params.n)
     try:
         for output in _outputs(engine):
             printer.add(ids[output.request_id], output)

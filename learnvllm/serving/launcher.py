@@ -144,6 +144,8 @@ def _make_server(options: ServeOptions, engine: EngineClient, state: ServerState
         timeout_graceful_shutdown=1,
         timeout_keep_alive=30,
     )
+    if options.log_level == "info":  # the banner says it better; requests are logged all the same
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]  # ours drain
     return server

@@ -143,8 +143,8 @@ class BodyLimitMiddleware:
             discarded += len(message.get("body", b""))
             if not message.get("more_body", False):
                 break
-        message = f"The body is larger than {self.limit} bytes. Send less in one request."
-        response: Any = JSONResponse(error_body(message, code="body_too_large"), 413, {"Connection": "close"})
+        text = f"The body is larger than {self.limit} bytes. Send less in one request."
+        response: Any = JSONResponse(error_body(text, code="body_too_large"), 413, {"Connection": "close"})
         await response(scope, receive, send)
 
 

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from learnvllm.serving.api_server import build_app
-from learnvllm.serving.middleware import ServerState
-from learnvllm.serving.renderer import Renderer
-from tests.serving.fake_engine import MAX_MODEL_LEN, FakeEngine
+from tests.serving.fake_server import FakeServer, running_fake_server
 from tests.serving.real_server import ServerProcess, serving
-from tests.serving.server import running
-
-
-@dataclass
-class FakeServer:
-    url: str
-    engine: FakeEngine
-    state: ServerState
 
 
 @pytest.fixture(scope="session")
 def shared_fake_server() -> Iterator[FakeServer]:
-    engine, state = FakeEngine(), ServerState()
-    app = build_app(engine, Renderer(engine.tokenizer, MAX_MODEL_LEN), state=state)
-    with running(app) as server:
-        yield FakeServer(server.url, engine, state)
+    with running_fake_server() as server:
+        yield server
 
 
 @pytest.fixture
 def fake_server(shared_fake_server: FakeServer) -> Iterator[FakeServer]:
     """The shared server, with its engine as it was made."""
-    server = shared_fake_server
-    yield server
-    engine = server.engine
-    engine.token_seconds, engine.refuse, engine.fail_after, engine.dead = 0.0, None, None, False
-    server.state.draining = False
+    yield shared_fake_server
+    shared_fake_server.reset()
 
 
 # A client takes a quarter of a second to make (it reads the system's certificates), so there is one of each.

@@ -11,7 +11,7 @@ import pytest
 
 from learnvllm.architecture.errors import QueueFullError
 from learnvllm.serving.protocol import NOT_SUPPORTED, ChatCompletionRequest, CompletionRequest
-from tests.serving.conftest import FakeServer
+from tests.serving.fake_server import FakeServer
 
 COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}

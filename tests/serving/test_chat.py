@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.conftest import FakeServer
 from tests.serving.fake_engine import MAX_MODEL_LEN
+from tests.serving.fake_server import FakeServer
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"

@@ -10,7 +10,7 @@ import pytest
 
 from learnvllm import __version__
 from learnvllm.serving.serving_completion import DEFAULT_MAX_TOKENS
-from tests.serving.conftest import FakeServer
+from tests.serving.fake_server import FakeServer
 from tests.serving.test_chat import events
 
 

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.conftest import FakeServer
+from tests.serving.fake_server import FakeServer
 
 BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 200}
 

@@ -185,13 +185,13 @@ def test_the_character_limit_never_refuses_what_would_fit() -> None:
 
 async def test_a_long_prompt_does_not_hold_up_the_event_loop() -> None:
     renderer = Renderer(fake_tokenizer(), 200_000)
-    task = asyncio.create_task(renderer.render_prompt_async("hello world, " * 100_000))
+    task = asyncio.create_task(renderer.render_prompt_async("hello world, " * 30_000))
     ticks, longest = 0, 0.0
     while not task.done():
         began = time.perf_counter()
         await asyncio.sleep(0)
         longest = max(longest, time.perf_counter() - began)
         ticks += 1
-    assert len((await task).token_ids) > 100_000
+    assert len((await task).token_ids) > 30_000
     assert ticks > 10  # others had their turns while it was tokenized
     renderer.shutdown()

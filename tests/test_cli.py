@@ -1,0 +1,387 @@
+"""The command line: fast help, one-line errors, and every command from its flags to its output."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learnvllm import __version__, cli
+from learnvllm.serving import chat
+from learnvllm.serving.bench_stats import percentile
+from learnvllm.serving.chat_view import ChatView, split_blocks
+from learnvllm.serving.generate import read_prompts
+from tests.serving.fake_server import FakeServer, running_fake_server
+
+FLAGS = ["--num-gpu-blocks-override", "64", "--dtype", "float32", "--num-threads", "1", "--temperature", "0"]
+
+
+def run(*arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "learnvllm", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **kwargs)
+
+
+# ------------------------------------------------------------------------------------------ help, errors
+
+
+def test_help_loads_next_to_nothing() -> None:
+    program = (
+        "import sys; from learnvllm import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'fastapi', 'msgspec', 'tokenizers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert all(name in result.stdout for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    assert left.value.code == 0
+    assert cli.COMMANDS[command].help in capsys.readouterr().out
+
+
+def test_serves_flags_are_vllms(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    for flag in (
+        "--model", "--host", "--port", "--api-key", "--max-model-len", "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--gpu-memory-utilization", "--block-size", "--enable-prefix-caching", "--no-enable-prefix-caching",
+        "--dtype", "--seed", "--tensor-parallel-size", "--served-model-name", "--chat-template",
+        "--allowed-origins", "--shutdown-timeout", "--max-num-queued-reqs", "--async-scheduling",
+    ):  # fmt: skip
+        assert flag in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "--tensor-parallel-size", "2", "--port", "0"], "tensor_parallel_size=2"),
+        (["serve", "/no/such/model", "--port", "0"], "/no/such/model"),
+        (["serve", "one", "--model", "two", "--port", "0"], "Two models"),
+        (["serve", "--chat-template", "/no/such/file"], "/no/such/file"),
+        (["serve", "--shutdown-timeout", "-1"], "shutdown_timeout"),
+        (["generate", "hello", "--temperature", "-1"], "temperature=-1.0"),
+        (["generate", "hello", "--max-tokens", "0"], "max_tokens=0"),
+        (["generate", "--file", "/no/such/file"], "/no/such/file"),
+        (["generate", ""], "no prompt"),
+        (["chat", "--top-p", "2"], "top_p=2.0"),
+        (["chat", "--url", "http://127.0.0.1:9"], "learnvllm serve"),
+        (["chat", "--url", "nonsense"], "nonsense"),
+        (["bench", "throughput", "--num-prompts", "0"], "--num-prompts 0"),
+        (["bench", "serve", "--request-rate", "0"], "--request-rate 0"),
+        (["bench", "serve", "--base-url", "http://127.0.0.1:9"], "learnvllm serve"),
+        (["models", "path", "no-such-model"], "no-such-model"),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_an_error_is_one_line_and_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith(f"learnvllm {arguments[0]}: ")
+    assert says in captured.err
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEARNVLLM_LOG_LEVEL", "DEBUG")
+    with pytest.raises(Exception, match="temperature"):
+        cli.main(["generate", "hello", "--temperature", "-1"])
+
+
+def test_ctrl_c_anywhere_is_130_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(args: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "version", cli.Command("", cli._no_flags, interrupted))
+    assert cli.main(["version"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_version_env_and_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"learnvllm {__version__}\n"
+    monkeypatch.setenv("LEARNVLLM_API_KEY", "very secret")
+    assert cli.main(["env"]) == 0
+    shown = capsys.readouterr().out
+    assert "LEARNVLLM_KV_CACHE_SPACE_GIB" in shown
+    assert "very secret" not in shown
+    assert cli.main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["learnvllm"] == __version__
+    assert cli.main(["models", "list"]) == 0
+    assert "smollm2-135m-instruct" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------- generate
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from tests.model_layers.tiny_models import make_tiny_model
+
+    return str(make_tiny_model("llama", tmp_path_factory.mktemp("model"))[0])
+
+
+@pytest.fixture(scope="module")
+def fake_server() -> Iterator[FakeServer]:
+    with running_fake_server() as server:
+        yield server
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine core in this process: nothing to start."""
+    monkeypatch.setenv("LEARNVLLM_ENABLE_MULTIPROCESSING", "0")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_generate_prints_text_json_and_several(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    common = ["--model", model, "--max-tokens", "8", *FLAGS]
+    assert cli.main(["generate", "hello", *common]) == 0
+    text = capsys.readouterr().out
+    assert cli.main(["generate", "hello", "--json", "--logprobs", "1", *common]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["prompt"] == "hello"
+    assert line["outputs"][0]["text"] + "\n" == text
+    assert len(line["outputs"][0]["token_ids"]) == len(line["outputs"][0]["logprobs"]) == 8
+    prompts = tmp_path / "prompts"
+    prompts.write_text("one\n\nhello\n", encoding="utf-8")
+    assert cli.main(["generate", "--file", str(prompts), "--n", "2", *common]) == 0
+    many = capsys.readouterr().out
+    assert many.count("--- 'one'") == many.count("--- 'hello'") == 2
+    assert text in many
+
+
+def test_prompts_come_from_arguments_a_file_or_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_prompts(["a", "b"], None) == ["a", "b"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    assert read_prompts([], None) == ["one\ntwo\n"]
+
+
+def test_generate_starts_an_engine_process_and_ends_with_it(model: str) -> None:
+    result = run("generate", "--model", model, "--max-tokens", "4", *FLAGS, input="hello")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+    assert result.stderr == ""
+
+
+# -------------------------------------------------------------------------------------------------- chat
+
+
+class ScriptedBackend:
+    """Answers with the words it was given; a None among them is Ctrl-C."""
+
+    model = "scripted"
+
+    def __init__(self, *words: str | None) -> None:
+        self.words = words
+        self.asked: list[tuple[list[dict[str, str]], dict[str, Any]]] = []
+        self.stopped = 0
+
+    def stream(self, messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[str]:
+        self.asked.append((list(messages), dict(params)))
+        try:
+            for word in self.words:
+                if word is None:
+                    raise KeyboardInterrupt
+                yield word
+        finally:
+            self.stopped += 1
+
+    def close(self) -> None:
+        pass
+
+
+def converse(backend: ScriptedBackend, text: str, monkeypatch: pytest.MonkeyPatch, **kwargs: Any) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert chat.run(backend, kwargs.get("params", {}), kwargs.get("system"), plain=True) == 0
+
+
+def test_a_chat_keeps_its_turns_until_reset(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    backend = ScriptedBackend("all ", "right")
+    converse(backend, "one\n\ntwo\n/reset\nthree\n", monkeypatch, system="be brief")
+    system = {"role": "system", "content": "be brief"}
+    one, answer = {"role": "user", "content": "one"}, {"role": "assistant", "content": "all right"}
+    assert [messages for messages, _ in backend.asked] == [
+        [system, one],
+        [system, one, answer, {"role": "user", "content": "two"}],
+        [system, {"role": "user", "content": "three"}],
+    ]
+    assert capsys.readouterr().out == "all right\n" * 3
+
+
+def test_commands_change_parameters_and_the_system_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    backend = ScriptedBackend("ok")
+    setting = '/params temperature=0.5 stop=["x"]\n/system talk\nhi\n'
+    script = setting + "/params temperature= top_p=9\nhi\n/what\n/quit\nno\n"
+    converse(backend, script, monkeypatch, params={"seed": 1})
+    assert len(backend.asked) == 2
+    for messages, params in backend.asked:  # the bad second /params changed nothing
+        assert params == {"seed": 1, "temperature": 0.5, "stop": ["x"]}
+        assert messages[0] == {"role": "system", "content": "talk"}
+    errors = capsys.readouterr().err
+    assert "top_p=9" in errors
+    assert "/what" in errors
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ScriptedBackend("half ", "an ", None, "answer")
+    converse(backend, "one\ntwo\n", monkeypatch)
+    assert backend.stopped == 2
+    assert backend.asked[1][0][1] == {"role": "assistant", "content": "half an "}
+
+
+@pytest.mark.usefixtures("in_process")
+def test_chat_with_an_engine_of_its_own(model: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n" + "x" * 5000 + "\nhello\n"))
+    assert cli.main(["chat", "--model", model, "--max-tokens", "6", *FLAGS]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.strip()) > 3
+    assert "/reset" in captured.err  # the long message was refused, and the chat went on
+
+
+def test_chat_with_a_server(fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    assert cli.main(["chat", "--url", fake_server.url, "--max-tokens", "3"]) == 0
+    assert capsys.readouterr().out == " the world of\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
+    fake_server: FakeServer,
+    tmp_path: Path,
+) -> None:
+    import pty
+
+    fake_server.engine.token_seconds = 0.05
+    fake_server.engine.aborted.clear()
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "learnvllm", "chat", "--url", fake_server.url, "--max-tokens", "200"]
+    env = {**os.environ, "LEARNVLLM_HOME": str(tmp_path), "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}
+    process = subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside, env=env, start_new_session=True
+    )
+    os.close(inside)
+    seen = ""
+
+    def wait_for(text: str) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 60
+        while text not in seen:
+            assert time.monotonic() < deadline, f"{text!r} is not in {seen!r}"
+            if select.select([terminal], [], [], 0.1)[0]:
+                seen += os.read(terminal, 4096).decode(errors="replace")
+
+    try:
+        wait_for(">")
+        os.write(terminal, b"hello\r")
+        wait_for("world")
+        process.send_signal(signal.SIGINT)
+        wait_for("stopped")
+        assert fake_server.engine.aborted
+        seen = ""
+        os.write(terminal, b"/help\r")
+        wait_for("/quit")
+        seen = ""
+        wait_for(">")
+        os.write(terminal, b"\x04")
+        assert process.wait(20) == 0
+        assert "Traceback" not in seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    assert "hello" in (tmp_path / "chat_history").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "done"),
+    [
+        ("one", ""),
+        ("one\n\ntwo", "one\n\n"),
+        ("one\n\n", "one\n\n"),
+        ("```\na\n\nb", ""),
+        ("```\na\n\nb\n```\n\nc", "```\na\n\nb\n```\n\n"),
+    ],
+)
+def test_markdown_is_printed_block_by_block(text: str, done: str) -> None:
+    assert split_blocks(text) == (done, text[len(done) :])
+
+
+def test_a_pipe_gets_no_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    view = ChatView(plain=False, history=tmp_path / "history")
+    with view.answer() as show:
+        show("**bold**")
+    assert capsys.readouterr().out == "**bold**\n"
+
+
+# ------------------------------------------------------------------------------------------------- bench
+
+
+@pytest.mark.usefixtures("in_process")
+def test_bench_throughput_and_latency(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = ["--model", model, "--input-len", "8", "--output-len", "4", *FLAGS[:-2]]
+    out = str(tmp_path / "figures.json")
+    assert (
+        cli.main(["bench", "throughput", "--num-prompts", "3", "--json", "--output-json", out, *flags]) == 0
+    )
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads(Path(out).read_text(encoding="utf-8"))
+    assert shown["figures"]["requests"] == 3
+    assert shown["figures"]["output tokens per second"] > 0
+    assert cli.main(["bench", "latency", "--batch-size", "2", "--num-iters", "2", *flags]) == 0
+    assert "median batch" in capsys.readouterr().out
+
+
+def test_bench_serve(fake_server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_server.engine.token_seconds = 0.002
+    command = ["bench", "serve", "--base-url", fake_server.url, "--num-prompts", "6", "--input-len", "10"]
+    command += [
+        "--output-len",
+        "5",
+        "--request-rate",
+        "200",
+        "--random-range-ratio",
+        "0.5",
+        "--vocab-size",
+        "200",
+    ]
+    assert cli.main([*command, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert (figures["successful requests"], figures["failed requests"]) == (6, 0)
+    assert figures["median time per output token (TPOT)"] >= 1
+    assert figures["median time to first token (TTFT)"] > 0
+    lengths = {len(prompt) for prompt in fake_server.engine.prompts[-6:]}
+    assert len(lengths) > 1
+    assert lengths <= set(range(5, 16))
+
+
+def test_percentiles() -> None:
+    assert percentile([3, 1, 2], 0.5) == 2
+    assert percentile([1, 2], 0.5) == 1.5
+    assert percentile([7], 0.99) == 7
