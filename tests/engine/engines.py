@@ -1,4 +1,4 @@
-"""Assembled engines for tests: a configuration by its interesting parts, and a driver that checks every step."""
+"""Assembled engines for tests: a configuration by its interesting parts, a driver that checks each step."""
 
 from __future__ import annotations
 

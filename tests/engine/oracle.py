@@ -49,9 +49,9 @@ class Oracle:
         return tokens
 
     @torch.inference_mode()
-    def logits(self, token_ids: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary], fp32: row i follows token i."""
-        logits: torch.Tensor = self.model(torch.tensor([token_ids])).logits[0].float()
+    def logits(self, token_ids: list[int], last: int = 0) -> torch.Tensor:
+        """[tokens, vocabulary], fp32: row i follows token i. `last`: only of that many last tokens."""
+        logits: torch.Tensor = self.model(torch.tensor([token_ids]), logits_to_keep=last).logits[0].float()
         return logits
 
     def check(
@@ -72,7 +72,7 @@ class Oracle:
         key = (len(prompt), *prompt, *output)
         if key in self._checked:
             return
-        logits = self.logits(prompt + output[:-1])[len(prompt) - 1 :]
+        logits = self.logits(prompt + output[:-1], last=len(output))
         best = logits.topk(2, dim=-1)
         for i, token in enumerate(output):
             first, second = best.indices[i].tolist()
@@ -80,7 +80,7 @@ class Oracle:
                 continue
             gap = float(best.values[i, 0] - logits[i, token])
             assert gap <= TIE, (
-                f"{where}token {i} is {token}, greedy decoding gives {first} (by {gap:.3g}; second {second})"
+                f"{where}token {i} is {token}, greedy decoding gives {first} (by {gap:.3g}, then {second})"
             )
             warnings.warn(
                 f"{where}tie at token {i}: {first} and {token} differ by {gap:.2g}", TieWarning, stacklevel=2
