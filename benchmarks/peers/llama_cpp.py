@@ -79,7 +79,9 @@ def batched_bench(args, work: workloads.Workload) -> dict[str, object]:
     text = run.stdout + run.stderr
     rows = [json.loads(line) for line in text.splitlines() if line.startswith('{"n_kv_max"')][1:]
     if run.returncode != 0 or len(rows) != args.repeats:
-        raise SystemExit(f"llama-batched-bench gave {len(rows)} of {args.repeats} results:\n{text[-2000:]}")
+        raise SystemExit(
+            f"llama-batched-bench: exit code {run.returncode}, {len(rows)} of {args.repeats} results\n{text}"
+        )
     rate = {
         "prefill": lambda row: work.requests * work.prompt_len / row["t_pp"],
         "decode": lambda row: work.requests * steps / row["t_tg"],
