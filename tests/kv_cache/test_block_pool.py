@@ -136,8 +136,8 @@ class TestBlockPool:
         pool = BlockPool(4, enable_caching=True)
         blocks = pool.get_new_blocks(3)
         pool.cache_full_blocks(blocks[:2], [name("a"), name("b")])
-        pool.free_blocks(reversed(blocks))
-        assert ids(pool.free_block_queue) == ids([blocks[2], blocks[1], blocks[0]])
+        pool.free_blocks(blocks)
+        assert ids(pool.free_block_queue) == ids([blocks[2], blocks[0], blocks[1]])
         pool.get_new_blocks(1)
         assert pool.get_cached_block(name("a")) is not None
         assert pool.get_cached_block(name("b")) is not None
@@ -149,6 +149,11 @@ class TestBlockPool:
         pool.cache_full_blocks([second], [name("same")])
         assert pool.get_cached_block(name("same")) is first
         assert second.block_hash is None
+
+    def test_the_null_block_has_no_content(self) -> None:
+        pool = BlockPool(4, enable_caching=True)
+        pool.cache_full_blocks([pool.null_block], [name("a")])
+        assert pool.get_cached_block(name("a")) is None
 
     def test_groups_do_not_find_each_others_content(self) -> None:
         pool = BlockPool(4, enable_caching=True, num_groups=2)

@@ -88,6 +88,22 @@ def test_fault_13_a_preempted_request_may_end_with_the_token_in_flight(execute_l
 
 
 @late
+def test_fault_13_nobody_is_admitted_again_while_a_token_is_in_flight(execute_late: bool) -> None:
+    """Three steps in flight, as a deeper pipeline would have: b's token must not be computed a second time."""
+    loop = make_loop(execute_late, num_blocks=5, block_size=4)
+    loop.add("a", prompt_of(7, 1), max_tokens=8)
+    loop.add("b", prompt_of(7, 2), max_tokens=8)
+    loop.schedule()
+    loop.schedule()
+    loop.update()
+    assert loop.schedule().preempted_req_ids == {"b"}
+    loop.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert loop.schedule().num_scheduled_tokens == {}  # there is room now, but b waits for its token
+    loop.run()
+    assert_oracle(loop, {"b": prompt_of(7, 2)}, 8)
+
+
+@late
 def test_an_abort_in_flight_drops_the_token_and_frees_the_blocks(execute_late: bool) -> None:
     loop = make_loop(execute_late)
     loop.add("a", prompt_of(5), max_tokens=8)
@@ -142,7 +158,7 @@ def test_only_known_tokens_are_named_in_the_prefix_cache(execute_late: bool) -> 
 
 
 def test_steps_that_compute_nothing_still_tell_the_workers_whom_to_forget() -> None:
-    """a waits for its only token in flight and b gives way to itself: an empty step that carries a preemption."""
+    """a waits for its only token in flight and b gives way to itself: an empty step with a preemption."""
     loop = make_loop(num_blocks=3, block_size=4)
     loop.add("a", prompt_of(4, 1), max_tokens=1)
     loop.add("b", prompt_of(4, 2), max_tokens=5)
