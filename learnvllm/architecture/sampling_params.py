@@ -71,10 +71,22 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def verify(self) -> SamplingParams:
         """Check every value; returns self so that calls chain."""
+        self._verify_types()
         self._verify_choice()
         self._verify_stopping()
         self._verify_logprobs()
         return self
+
+    def _verify_types(self) -> None:
+        """A Struct checks no types when made in Python: a stop="END" would be read as three letters."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        try:
+            self.output_kind = msgspec.convert(fields, SamplingParams).output_kind
+        except msgspec.ValidationError as error:
+            rule, _, where = str(error).rpartition(" - at ")
+            name = next(n for n in where.replace("`", " ").replace("[", " ").split() if n.startswith("$."))[2:]
+            value = fields[name]
+            raise ValidationError(f"{name}={value!r}: {rule}.", parameter=name, value=value) from None
 
     def _verify_choice(self) -> None:
         _require(1 <= self.n <= MAX_N, "n", self.n, f"must be between 1 and {MAX_N}")

@@ -120,8 +120,11 @@ def _step_rows(event: StepEvent, origin: float) -> list[dict[str, Any]]:
     rows = [_slice(f"step {event.step}", 0, begin, _duration(event), args)]
     at = begin
     for phase, seconds in event.phases.items():
+        if phase == "forward":  # the beginning of execute, which comes before it
+            rows.append(_slice(phase, 0, at - event.phases["execute"], seconds, {}))
+            continue
         rows.append(_slice(phase, 0, at, seconds, {}))
-        at += seconds if phase != "forward" else 0.0
+        at += seconds
     for name, value in (
         ("free blocks", event.free_blocks),
         ("running", event.num_running),

@@ -62,6 +62,11 @@ class InputProcessor:
         Raises:
             ValidationError: the request cannot be served as it is; says what to change.
         """
+        if not isinstance(params, SamplingParams):
+            raise ValidationError(
+                f"sampling_params must be a SamplingParams, not {type(params).__name__}.",
+                parameter="sampling_params",
+            )
         params.verify()
         text, token_ids = self._tokenize(prompt)
         self._check_prompt(token_ids, params)

@@ -63,7 +63,7 @@ class Oracle:
         ignore_eos: bool = False,
         context: str = "",
     ) -> None:
-        """Raise AssertionError unless `output` is the greedy continuation of `prompt`, cut where it must be."""
+        """Raise AssertionError unless `output` is the greedy continuation of `prompt`, cut as it must be."""
         where = f"{context} prompt of {len(prompt)} tokens {prompt[:8]}...: "
         ended = bool(output) and output[-1] in self.eos_token_ids and not ignore_eos
         assert ended or len(output) == max_tokens, f"{where}{len(output)} tokens, expected {max_tokens}"

@@ -1,0 +1,110 @@
+"""Step events: kept up to a limit, and turned into what chrome://tracing and Perfetto open."""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from learnvllm.architecture.tracing import (
+    RecordingTracer,
+    ScheduledTokens,
+    StepEvent,
+    to_chrome_trace,
+    write_chrome_trace,
+)
+
+PHASES = {"schedule": 0.001, "execute": 0.010, "forward": 0.008, "update": 0.002}
+EVENTS = [
+    StepEvent(
+        step=0,
+        start=100.0,
+        scheduled=[ScheduledTokens("a", 8, 0, 8, 8, [[1, 2]], sampled=[5]), ScheduledTokens("b", 4, 0, 9, 9)],
+        num_running=2,
+        num_waiting=1,
+        free_blocks=5,
+        total_blocks=8,
+        phases=PHASES,
+    ),
+    StepEvent(
+        step=1,
+        start=100.5,
+        scheduled=[ScheduledTokens("a", 1, 8, 9, 8, sampled=[6])],
+        preempted=["b"],
+        finished=["a"],
+        free_blocks=8,
+        total_blocks=8,
+        phases=PHASES,
+    ),
+]
+
+
+def slices(track: int) -> list[dict]:
+    return [row for row in to_chrome_trace(EVENTS)["traceEvents"] if row["ph"] == "X" and row["tid"] == track]
+
+
+def test_steps_stand_on_one_track_with_their_phases_inside() -> None:
+    rows = slices(0)
+    steps = [row for row in rows if row["name"].startswith("step")]
+    assert [(row["name"], row["ts"], row["dur"]) for row in steps] == [
+        ("step 0", 0.0, 13000.0),
+        ("step 1", 500000.0, 13000.0),
+    ]
+    assert steps[0]["args"]["tokens"] == 12
+    assert steps[1]["args"] == {"tokens": 1, "preempted": ["b"], "finished": ["a"]}
+    for step in steps:
+        inside = [
+            row for row in rows if step["ts"] <= row["ts"] < step["ts"] + step["dur"] and row is not step
+        ]
+        assert [row["name"] for row in inside] == ["schedule", "execute", "forward", "update"]
+        for row in inside:
+            assert row["ts"] + row["dur"] <= step["ts"] + step["dur"] + 1e-6
+
+
+def test_forward_lies_inside_execute() -> None:
+    by_name = {row["name"]: row for row in slices(0)[:5]}
+    execute, forward = by_name["execute"], by_name["forward"]
+    assert execute["ts"] <= forward["ts"]
+    assert forward["ts"] + forward["dur"] <= execute["ts"] + execute["dur"]
+
+
+def test_every_request_has_a_track_that_tells_prefill_from_decode() -> None:
+    rows = to_chrome_trace(EVENTS)["traceEvents"]
+    names = {row["tid"]: row["args"]["name"] for row in rows if row["ph"] == "M"}
+    assert names == {0: "engine steps", 1: "request a", 2: "request b"}
+    assert [row["name"] for row in slices(1)] == ["prefill", "decode"]
+    assert [row["name"] for row in slices(2)] == ["prefill"]
+
+
+def test_counters_show_blocks_and_queues() -> None:
+    rows = to_chrome_trace(EVENTS)["traceEvents"]
+    free = [row["args"]["free blocks"] for row in rows if row["ph"] == "C" and row["name"] == "free blocks"]
+    assert free == [5, 8]
+
+
+def test_no_events_make_an_empty_trace() -> None:
+    assert to_chrome_trace([]) == {"traceEvents": []}
+
+
+def test_the_file_is_json_with_every_field_perfetto_needs(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_chrome_trace(EVENTS, path)
+    rows = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    for row in rows:
+        assert {"ph", "pid", "name"} <= set(row)
+        if row["ph"] == "X":
+            assert {"ts", "dur", "tid"} <= set(row)
+
+
+def test_the_recorder_keeps_the_newest_events() -> None:
+    tracer = RecordingTracer(limit=100)
+    for step in range(250):
+        tracer.record(StepEvent(step=step))
+    assert len(tracer.events) <= 100
+    assert tracer.events[-1].step == 249
+    steps = [event.step for event in tracer.events]
+    assert steps == list(range(steps[0], 250))
+
+
+def test_events_can_be_stored_as_json_lines() -> None:
+    for event in EVENTS:
+        assert msgspec.json.decode(msgspec.json.encode(event), type=StepEvent) == event
