@@ -78,7 +78,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         return self
 
     def _verify_types(self) -> None:
-        """A Struct checks no types when made in Python: a stop="END" would be read as three letters."""
+        """A Struct checks no types when made in Python: stop="END" would be three letters."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         try:
             self.output_kind = msgspec.convert(fields, SamplingParams).output_kind
