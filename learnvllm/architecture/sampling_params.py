@@ -6,6 +6,7 @@ size, length limits) is checked by the input processor. Upstream namesake: vllm/
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 import msgspec
@@ -84,7 +85,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             self.output_kind = msgspec.convert(fields, SamplingParams).output_kind
         except msgspec.ValidationError as error:
             rule, _, where = str(error).rpartition(" - at ")
-            name = next(n for n in where.replace("`", " ").replace("[", " ").split() if n.startswith("$."))[2:]
+            name = re.findall(r"\$\.(\w+)", where)[0]
             value = fields[name]
             raise ValidationError(f"{name}={value!r}: {rule}.", parameter=name, value=value) from None
 

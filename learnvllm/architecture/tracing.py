@@ -118,13 +118,13 @@ def _step_rows(event: StepEvent, origin: float) -> list[dict[str, Any]]:
     tokens = sum(s.num_tokens for s in event.scheduled)
     args = {"tokens": tokens, "preempted": event.preempted, "finished": event.finished}
     rows = [_slice(f"step {event.step}", 0, begin, _duration(event), args)]
-    at = begin
+    previous = at = begin
     for phase, seconds in event.phases.items():
-        if phase == "forward":  # the beginning of execute, which comes before it
-            rows.append(_slice(phase, 0, at - event.phases["execute"], seconds, {}))
+        if phase == "forward":  # the beginning of execute, which came just before it
+            rows.append(_slice(phase, 0, previous, seconds, {}))
             continue
         rows.append(_slice(phase, 0, at, seconds, {}))
-        at += seconds
+        previous, at = at, at + seconds
     for name, value in (
         ("free blocks", event.free_blocks),
         ("running", event.num_running),
