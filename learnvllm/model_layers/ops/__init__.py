@@ -38,29 +38,26 @@ def _kernels(name: str) -> ModuleType | None:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def _suits(*tensors: Tensor) -> bool:
-    """Can the compiled kernels take these? CPU, fp32, the last dimension contiguous."""
-    return all(t.dtype == torch.float32 and t.is_cpu and t.stride(-1) == 1 for t in tensors)
+def _is_fp32(x: Tensor) -> bool:
+    """Can the compiled kernels take x? They run thousands of times a second, so nothing is asked twice."""
+    return x.dtype is torch.float32 and x.is_cpu and x.stride(-1) == 1
 
 
 def _is_paged(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Caches laid out alike, each block contiguous; blocks may lie apart (k and v in one tensor)."""
-    if not (_suits(k_cache, v_cache) and k_cache.stride() == v_cache.stride()):
-        return False
-    block_size, dim = k_cache.shape[2:]
-    return k_cache.stride()[1:] == (block_size * dim, dim, 1)
+    """fp32 caches laid out alike, each block contiguous; blocks may lie apart (k and v in one tensor)."""
+    strides, (_, _, block_size, dim) = k_cache.stride(), k_cache.shape
+    return (
+        strides[1:] == (block_size * dim, dim, 1)
+        and strides == v_cache.stride()
+        and k_cache.dtype is v_cache.dtype is torch.float32
+    )
 
 
-def _is_table(cos_sin_cache: Tensor) -> bool:
-    return _suits(cos_sin_cache) and cos_sin_cache.is_contiguous()
-
-
-def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None = None) -> None:
+def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int) -> None:
     """The kernels read raw memory: indices of another dtype or length would send them anywhere."""
-    if tensor.dtype != dtype or tensor.stride(-1) != 1 or (size is not None and tensor.shape != (size,)):
-        wanted = "" if size is None else f" of {size}"
+    if tensor.dtype is not dtype or tensor.shape[0] != size or tensor.stride(-1) != 1:
         raise ValueError(
-            f"{name} must be contiguous {dtype}{wanted}, not {tensor.dtype} {tuple(tensor.shape)}"
+            f"{name} must be contiguous {dtype} of {size}, not {tensor.dtype} {tuple(tensor.shape)}"
         )
 
 
@@ -83,7 +80,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     weight.
     """
     cpu = _kernels("cpu")
-    if cpu and _suits(x, weight) and x.dim() in (2, 3):
+    if cpu and _is_fp32(x) and x.dim() in (2, 3) and x.shape[-1:] == weight.shape:
         return cpu.rms_norm(x, weight, eps)
     return torch_ref.rms_norm(x, weight, eps)
 
@@ -91,7 +88,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual += x in place; returns (rms_norm(residual), residual). x, residual: [T, H], weight: [H]."""
     cpu = _kernels("cpu")
-    if cpu and _suits(x, residual, weight) and residual.is_contiguous():
+    if cpu and _is_fp32(x) and residual.is_contiguous() and x.shape == residual.shape:
         return cpu.fused_add_rms_norm(x, residual, weight, eps)
     return torch_ref.fused_add_rms_norm(x, residual, weight, eps)
 
@@ -99,7 +96,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(x[:, :I]) * x[:, I:]. x: [T, 2*I] -> [T, I]."""
     cpu = _kernels("cpu")
-    if cpu and _suits(x):
+    if cpu and _is_fp32(x):
         return cpu.silu_and_mul(x)
     return torch_ref.silu_and_mul(x)
 
@@ -107,7 +104,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """gelu(x[:, :I]) * x[:, I:], gelu in its tanh approximation (Gemma). x: [T, 2*I] -> [T, I]."""
     cpu = _kernels("cpu")
-    if cpu and _suits(x):
+    if cpu and _is_fp32(x):
         return cpu.gelu_tanh_and_mul(x)
     return torch_ref.gelu_tanh_and_mul(x)
 
@@ -120,7 +117,7 @@ def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Ten
     sines, rot_dim <= D.
     """
     cpu = _kernels("cpu")
-    if cpu and _suits(q, k) and _is_table(cos_sin_cache):
+    if cpu and _is_fp32(q) and _is_fp32(k) and cos_sin_cache.is_contiguous():
         _check("positions", positions, torch.int64, q.shape[0])
         cpu.rotary_embedding(positions, q, k, cos_sin_cache)
     else:
@@ -134,7 +131,7 @@ def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, sl
     int64, slot = block * block_size + offset, -1 for a token that is not to be stored.
     """
     cpu = _kernels("cpu")
-    if cpu and _suits(k, v) and _is_paged(k_cache, v_cache):
+    if cpu and _is_fp32(k) and _is_fp32(v) and _is_paged(k_cache, v_cache):
         _check("slot_mapping", slot_mapping, torch.int64, k.shape[0])
         cpu.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
     else:
@@ -155,7 +152,14 @@ def rope_and_cache(
     rotated in place.
     """
     cpu = _kernels("cpu")
-    if cpu and _suits(q, k, v) and _is_table(cos_sin_cache) and _is_paged(k_cache, v_cache):
+    if (
+        cpu
+        and _is_fp32(q)
+        and _is_fp32(k)
+        and _is_fp32(v)
+        and cos_sin_cache.is_contiguous()
+        and _is_paged(k_cache, v_cache)
+    ):
         _check("positions", positions, torch.int64, q.shape[0])
         _check("slot_mapping", slot_mapping, torch.int64, q.shape[0])
         cpu.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
@@ -185,12 +189,14 @@ def paged_attention(
     query_start_loc[R]; out: [T, Hq, D], made when not given. Blocks wholly before the window are never read.
     Returns out. Upstream: vllm/v1/attention/backends/cpu_attn.py.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
     cpu = _kernels("cpu_attention")
     attend = torch_ref.paged_attention
-    if cpu and _suits(q) and _is_paged(k_cache, v_cache) and out.is_contiguous():
+    if cpu and _is_fp32(q) and _is_paged(k_cache, v_cache) and out.is_contiguous():
         attend = cpu.paged_attention
-        _check("block_table", block_table, torch.int32)
-        _check("seq_lens", seq_lens, torch.int32, block_table.shape[0])
-        _check("query_start_loc", query_start_loc, torch.int32, block_table.shape[0] + 1)
+        requests = seq_lens.shape[0]
+        _check("block_table", block_table, torch.int32, requests)
+        _check("seq_lens", seq_lens, torch.int32, requests)
+        _check("query_start_loc", query_start_loc, torch.int32, requests + 1)
     return attend(q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window, out)

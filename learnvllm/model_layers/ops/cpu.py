@@ -82,12 +82,11 @@ def _rms_norm(args):  # type: ignore[no-untyped-def]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty(x.shape)
-    width = x.shape[-1]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.dim() == 3:
-        rows, heads, row_stride, head_stride = x.shape[0], x.shape[1], x.stride(0), x.stride(1)
+        (rows, heads, width), (row_stride, head_stride, _) = x.shape, x.stride()
     else:
-        rows, heads, row_stride, head_stride = x.shape[0], 1, x.stride(0), 0
+        (rows, width), (row_stride, _), heads, head_stride = x.shape, x.stride(), 1, 0
     _rms_norm(
         threads_for(rows * heads * width, ELEMENTS_PER_THREAD),
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, heads, width, row_stride, head_stride, eps,
@@ -194,7 +193,7 @@ def _copy(source, a, target, b, count):  # type: ignore[no-untyped-def]
         target[b + j] = source[a + j]
 
 
-@kernel("q" * 22)
+@kernel("q" * 21)
 def _rope_and_cache(args):  # type: ignore[no-untyped-def]
     positions, q, k, v, cos_sin = i64(args[0]), f32(args[1]), f32(args[2]), f32(args[3]), f32(args[4])
     k_cache, v_cache, slots = f32(args[5]), f32(args[6]), i64(args[7])
@@ -207,7 +206,7 @@ def _rope_and_cache(args):  # type: ignore[no-untyped-def]
         args[13],
     )
     q_stride, q_head, k_stride, k_head = args[14], args[15], args[16], args[17]
-    v_stride, v_head, k_block, v_block = args[18], args[19], args[20], args[21]
+    v_stride, v_head, block_stride = args[18], args[19], args[20]
     begin, end = my_share(tokens)
     for t in range(begin, end):
         if rot_dim > 0:
@@ -219,9 +218,9 @@ def _rope_and_cache(args):  # type: ignore[no-untyped-def]
         if block_size > 0 and slots[t] >= 0:
             block, offset = slots[t] // block_size, slots[t] % block_size
             for h in range(k_heads):
-                place = (h * block_size + offset) * dim
-                _copy(k, t * k_stride + h * k_head, k_cache, block * k_block + place, dim)
-                _copy(v, t * v_stride + h * v_head, v_cache, block * v_block + place, dim)
+                to = block * block_stride + (h * block_size + offset) * dim
+                _copy(k, t * k_stride + h * k_head, k_cache, to, dim)
+                _copy(v, t * v_stride + h * v_head, v_cache, to, dim)
 
 
 def rope_and_cache(
@@ -234,14 +233,15 @@ def rope_and_cache(
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    tokens, q_heads, dim = q.shape
+    (tokens, q_heads, dim), (_, k_heads, block_size, _) = q.shape, k_cache.shape
+    (q_stride, q_head, _), (k_stride, k_head, _), (v_stride, v_head, _) = q.stride(), k.stride(), v.stride()
+    block_stride = k_cache.stride(0)
     _rope_and_cache(
-        threads_for(tokens * (q_heads + 2 * k.shape[1]) * dim, ELEMENTS_PER_THREAD),
+        threads_for(tokens * (q_heads + 2 * k_heads) * dim, ELEMENTS_PER_THREAD),
         positions.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), cos_sin_cache.data_ptr(),
         k_cache.data_ptr(), v_cache.data_ptr(), slot_mapping.data_ptr(),
-        tokens, q_heads, k.shape[1], dim, cos_sin_cache.shape[1], k_cache.shape[2],
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-        v.stride(0), v.stride(1), k_cache.stride(0), v_cache.stride(0),
+        tokens, q_heads, k_heads, dim, cos_sin_cache.shape[1], block_size,
+        q_stride, q_head, k_stride, k_head, v_stride, v_head, block_stride,
     )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Ten
         threads_for(tokens * (q_heads + k.shape[1]) * dim, ELEMENTS_PER_THREAD),
         positions.data_ptr(), q.data_ptr(), k.data_ptr(), 0, cos_sin_cache.data_ptr(), 0, 0, 0,
         tokens, q_heads, k.shape[1], dim, cos_sin_cache.shape[1], 0,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), 0, 0, 0, 0,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), 0, 0, 0,
     )  # fmt: skip
 
 
@@ -263,5 +263,5 @@ def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, sl
         threads_for(2 * tokens * heads * dim, ELEMENTS_PER_THREAD),
         0, 0, k.data_ptr(), v.data_ptr(), 0, k_cache.data_ptr(), v_cache.data_ptr(), slot_mapping.data_ptr(),
         tokens, 0, heads, dim, 0, k_cache.shape[2],
-        0, 0, k.stride(0), k.stride(1), v.stride(0), v.stride(1), k_cache.stride(0), v_cache.stride(0),
+        0, 0, k.stride(0), k.stride(1), v.stride(0), v.stride(1), k_cache.stride(0),
     )  # fmt: skip

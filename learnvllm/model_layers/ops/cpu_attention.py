@@ -146,6 +146,10 @@ def attention_kernel(head_dim: int) -> Kernel:
         dim = head_dim or args[13]
         scale = np.float32(as_double(args[20]))
         me, threads = thread_num(), num_threads()
+        for i in range(6 * me, 6 * me + 6):
+            pieces[i] = -1
+        if me == 0:
+            pieces[-1] = 2 * threads  # in front of them: how many there may be
 
         # The work: of each item its keys times its groups of rows. My part of it is [my_begin, my_end).
         work = 0
@@ -200,7 +204,7 @@ def attention_kernel(head_dim: int) -> Kernel:
     return _attend
 
 
-@kernel("q" * 8)
+@kernel("q" * 7)
 def _combine(args):  # type: ignore[no-untyped-def]
     """Put together the items that `_attend` cut between threads: the pieces of one item follow each other.
 
@@ -208,7 +212,8 @@ def _combine(args):  # type: ignore[no-untyped-def]
     the result is (sum of a * exp(m - M)) / (sum of l * exp(m - M)).
     """
     out, s, scratch_size, pieces = f32(args[0]), f32(args[1]), args[2], i64(args[3])
-    number, kv_heads, group, dim = args[4], args[5], args[6], args[7]
+    kv_heads, group, dim = args[4], args[5], args[6]
+    number = pieces[-1]
     most_rows = _whole_rows(QUERIES * group)
     result_size = most_rows * (dim + 2)
     first = 0
@@ -254,27 +259,25 @@ def paged_attention(
     """See `learnvllm.model_layers.ops.paged_attention`. fp32, out contiguous, both caches laid out alike."""
     window = 1 << 30 if sliding_window is None else sliding_window
     requests, (_, kv_heads, block_size, dim) = seq_lens.shape[0], k_cache.shape
-    group = q.shape[1] // kv_heads
+    (tokens, heads, _), (q_stride, q_head, _) = q.shape, q.stride()
+    group = heads // kv_heads
     # How long the contexts are is known only in the kernel; the block table's width bounds it.
-    threads = threads_for(q.shape[0] * q.shape[1] * block_table.shape[1] * block_size, SCORES_PER_THREAD)
+    threads = threads_for(tokens * heads * block_table.shape[1] * block_size, SCORES_PER_THREAD)
     most_rows = -(-QUERIES * group // ROWS) * ROWS
     floats = 3 * most_rows * (dim + 2) + ROWS * TILE + most_rows * dim + 4 * TILE
     scratch_size = -(-floats // 16) * 16  # whole cache lines
-    scratch = torch.empty(threads * scratch_size)
-    pieces = torch.full(
-        (6 * threads,), -1
-    )  # of each cut item its first row, kv head and tokens; -1: no piece
+    # Behind it, of each cut item its first row, kv head and tokens.
+    scratch = torch.empty(threads * scratch_size + 2 * (1 + 6 * threads))
+    address = scratch.data_ptr()
+    pieces = address + 4 * threads * scratch_size + 8
     attention_kernel(dim if dim in HEAD_DIMS else 0)(
         threads,
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
         block_table.data_ptr(), seq_lens.data_ptr(), query_start_loc.data_ptr(),
-        scratch.data_ptr(), scratch_size, pieces.data_ptr(),
+        address, scratch_size, pieces,
         requests, kv_heads, group, dim, block_size,
-        q.stride(0), q.stride(1), block_table.stride(0), k_cache.stride(0), window, scale,
+        q_stride, q_head, block_table.stride(0), k_cache.stride(0), window, scale,
     )  # fmt: skip
     if threads > 1:
-        _combine(
-            1, out.data_ptr(), scratch.data_ptr(), scratch_size, pieces.data_ptr(),
-            2 * threads, kv_heads, group, dim,
-        )  # fmt: skip
+        _combine(1, out.data_ptr(), address, scratch_size, pieces, kv_heads, group, dim)
     return out
