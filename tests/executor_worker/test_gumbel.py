@@ -139,6 +139,17 @@ def test_a_draw_does_not_depend_on_the_batch(use_kernels: bool, data: st.DataObj
     assert run(some) == {i: together[i] for i in some}
 
 
+@pytest.mark.parametrize("use_kernels", [True, False])
+def test_the_position_is_the_index_of_the_output_token(use_kernels: bool) -> None:
+    """Whatever the length of the prompt; each step draws anew."""
+    expected = draws(LOGITS, np.full(12, 77), np.arange(12)).tolist()
+    assert len(set(expected)) > 4
+    for prompt in ([1], [1, 2, 3, 4]):
+        bench = Bench(40, use_kernels)
+        bench.add(SamplingParams(seed=77), prompt)
+        assert [int(bench.sample(LOGITS[None]).token_ids[0]) for _ in range(12)] == expected
+
+
 def test_a_request_goes_on_after_a_preemption_as_if_nothing_had_happened() -> None:
     rng = np.random.default_rng(1)
     steps = [rng.standard_normal((1, 30)).astype(np.float32) * 2 for _ in range(8)]

@@ -248,6 +248,18 @@ def test_tokens_sampled_step_by_step_are_counted(use_kernels: bool) -> None:
 
 
 @both
+def test_counts_start_anew_with_a_new_request_in_the_row(use_kernels: bool) -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=1.0)
+    logits = random_logits(1, 6)[0]
+    bench = Bench(6, use_kernels, max_rows=1)
+    bench.add(params, [1, 2], [3, 3, 4], req_id="first")
+    bench.requests.remove("first")
+    row = bench.add(params, [0], [5], req_id="second")
+    expected = penalized_by_a_plain_loop(logits, [0], [5], params)
+    np.testing.assert_allclose(bench.adjusted(logits, row), expected, rtol=1e-5, atol=1e-6)
+
+
+@both
 def test_a_forbidden_token_stays_forbidden_under_penalties(use_kernels: bool) -> None:
     bench = Bench(4, use_kernels)
     params = SamplingParams(temperature=0.0, repetition_penalty=2.0, frequency_penalty=-2.0, min_tokens=9)

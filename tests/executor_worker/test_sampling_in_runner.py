@@ -25,9 +25,8 @@ EVERY_KIND = [
     SamplingParams(temperature=0.0, repetition_penalty=1.8, presence_penalty=0.5),
     SamplingParams(frequency_penalty=2.0, logprobs=3),
     SamplingParams(temperature=0.0, logit_bias={7: 5.0, 50: -100.0}, logprobs=0),
-    SamplingParams(
-        temperature=0.0, bad_words_token_ids=[[5], [6, 7], [40]], min_tokens=4, stop_token_ids=[8, 9]
-    ),
+    SamplingParams(temperature=0.0, bad_words_token_ids=[[5], [6, 7], [40]]),
+    SamplingParams(temperature=0.0, min_tokens=6, stop_token_ids=list(range(3, 60))),
     SamplingParams(prompt_logprobs=2, seed=0),
 ]
 
@@ -162,6 +161,15 @@ def test_prompt_logprobs_start_anew_after_a_preemption_within_the_prompt() -> No
     assert driver.step({"a": 4}).prompt_logprobs["a"].token_ids[:, 0].tolist() == PROMPT[1:5]
     driver.preempt("a")
     assert driver.step({"a": 2}).prompt_logprobs["a"].token_ids[:, 0].tolist() == PROMPT[1:3]
+
+
+def test_the_next_request_in_a_row_gets_no_prompt_logprobs_it_did_not_ask_for() -> None:
+    driver = Driver(make_config(max_num_seqs=1))
+    driver.add("a", PROMPT, SamplingParams(temperature=0.0, prompt_logprobs=1))
+    driver.step({"a": 4})
+    driver.finish("a")  # aborted within its prompt
+    driver.add("b", PROMPT)
+    assert driver.step({"b": 7}).prompt_logprobs == {}
 
 
 def test_prompt_logprobs_are_not_repeated_once_there_is_output() -> None:
