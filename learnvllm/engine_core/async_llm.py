@@ -114,6 +114,7 @@ class AsyncLLM:
         collector = RequestOutputCollector(params.output_kind)
         for child, parent, index in children:
             self.output_processor.add_request(child, text, parent=parent, index=index, queue=collector)
+        for child, _, _ in children:
             self.engine_core.add_request(child)
         return collector
 

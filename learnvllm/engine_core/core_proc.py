@@ -188,6 +188,15 @@ class EngineCoreProc:
             self._refuse(request_id, error)
 
     def _send_outputs(self) -> None:
+        try:
+            self._send_until_told_to_stop()
+        except Exception:  # nobody may be left waiting for what cannot be sent
+            logger.exception("The engine's outputs cannot be sent.")
+            self._output_socket.send(ENGINE_CORE_DEAD)
+            self.input_queue.put(Signal.STOP)
+        self._output_socket.close(linger=LINGER_MS)
+
+    def _send_until_told_to_stop(self) -> None:
         sender = FrameSender(self._output_socket)
         while (item := self._output_queue.get()) is not None:
             if isinstance(item, bytes):
@@ -200,7 +209,6 @@ class EngineCoreProc:
                 if call is None:
                     raise
                 sender.send(EngineCoreOutputs(utility_output=_unsendable(call.call_id, error)))
-        self._output_socket.close(linger=LINGER_MS)
 
 
 def _unsendable(call_id: int, error: TypeError) -> UtilityOutput:

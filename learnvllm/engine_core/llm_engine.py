@@ -64,6 +64,7 @@ class LLMEngine:
         self.output_processor.check_unused([request_id, *(child.request_id for child, _, _ in children)])
         for child, parent, index in children:
             self.output_processor.add_request(child, text, parent=parent, index=index)
+        for child, _, _ in children:
             self.engine_core.add_request(child)
 
     def abort_request(self, request_ids: list[str]) -> None:

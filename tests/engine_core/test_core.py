@@ -69,7 +69,7 @@ def test_eng_01_any_batch_gives_what_one_request_at_a_time_gives(make_core, asyn
 
 
 @ASYNC
-def test_preemption_changes_no_tokens(make_core, async_scheduling) -> None:
+def test_fault_13_preemption_changes_no_tokens(make_core, async_scheduling) -> None:
     tracer = RecordingTracer()
     core = make_core(tracer, async_scheduling=async_scheduling, num_blocks=14, block_size=4)
     for request_id, prompt in PROMPTS.items():
@@ -92,6 +92,23 @@ def test_steps_that_have_nothing_for_the_workers_are_not_executed(make_core, asy
     core.add_request(request("r", [5, 6], max_tokens=3))
     run(core)
     assert core.executor.num_steps == 4  # three tokens, and one step to tell the workers that it is over
+
+
+@ASYNC
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_fault_10_max_tokens_is_exact(make_core, async_scheduling, max_tokens) -> None:
+    core = make_core(async_scheduling=async_scheduling)
+    for request_id, prompt in PROMPTS.items():
+        core.add_request(request(request_id, prompt, max_tokens))
+    assert run(core) == {request_id: expected_tokens(p, max_tokens) for request_id, p in PROMPTS.items()}
+
+
+@ASYNC
+def test_fault_11_a_request_ends_at_max_model_len(make_core, async_scheduling) -> None:
+    core = make_core(async_scheduling=async_scheduling, max_model_len=32)
+    core.add_request(request("r", [5] * 31, max_tokens=1))
+    core.add_request(request("s", [6] * 20, max_tokens=100))
+    assert run(core) == {"r": expected_tokens([5] * 31, 1), "s": expected_tokens([6] * 20, 12)}
 
 
 # --------------------------------------------------------------------------------------------- one by one
