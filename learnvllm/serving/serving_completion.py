@@ -46,10 +46,21 @@ class _Answer:
     usage: UsageCounter = field(default_factory=UsageCounter)
     text_lengths: dict[int, int] = field(default_factory=dict)
     """Characters sent of each choice, for text_offset."""
+    prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
+    """Of each prompt; a stream brings them once, with its first continuation."""
 
     @property
     def n(self) -> int:
         return 1 if self.request.n is None else self.request.n
+
+    def note_prompt_logprobs(self, prompt_index: int, output: RequestOutput) -> None:
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs[prompt_index] = output.prompt_logprobs
+
+    def lacks_prompt_logprobs(self, prompt_index: int) -> bool:
+        """Every choice of this prompt begins with them, and they have not come yet."""
+        wanted = self.request.echo and self.request.logprobs is not None
+        return bool(wanted) and prompt_index not in self.prompt_logprobs
 
     def choice(
         self, prompt_index: int, output: RequestOutput, completion: CompletionOutput, echo: bool
@@ -66,7 +77,7 @@ class _Answer:
             text = self._prompt_text(prompt_index) + text
             token_ids = output.prompt_token_ids + token_ids
             if request.logprobs is not None:
-                logprobs = [*(output.prompt_logprobs or []), *(logprobs or [])]
+                logprobs = [*self.prompt_logprobs[prompt_index], *(logprobs or [])]
         offset = self.text_lengths.get(number, 0)
         self.text_lengths[number] = offset + len(text)
         formatted = None
@@ -89,7 +100,7 @@ class _Answer:
 
     def _extras(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         extras: dict[str, Any] = {}
-        if self.request.prompt_logprobs is not None:
+        if self.request.prompt_logprobs is not None and output.prompt_logprobs is not None:
             extras["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if self.request.return_token_ids:
             extras["token_ids"] = [] if self.request.scores_prompt_only else completion.token_ids
@@ -171,6 +182,7 @@ async def _collect(answer: _Answer, generation: Generation) -> CompletionRespons
     choices: dict[int, CompletionResponseChoice] = {}
     async for index, output in generation:
         answer.usage.add(index, output)
+        answer.note_prompt_logprobs(index, output)
         for completion in output.outputs:
             choice = answer.choice(index, output, completion, bool(answer.request.echo))
             choices[choice.index] = choice
@@ -187,13 +199,20 @@ async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[Com
         return {"usage": None} if request.include_usage else {}
 
     begun: set[tuple[int, int]] = set()
+    held: dict[int, list[tuple[RequestOutput, CompletionOutput]]] = {}
     async for index, output in generation:
         answer.usage.add(index, output)
-        for completion in output.outputs:
+        answer.note_prompt_logprobs(index, output)
+        waiting = held.setdefault(index, [])
+        waiting += [(output, completion) for completion in output.outputs]
+        if answer.lacks_prompt_logprobs(index):
+            continue
+        for its_output, completion in waiting:
             echo = bool(request.echo) and (index, completion.index) not in begun
             begun.add((index, completion.index))
-            choice = answer.choice(index, output, completion, echo)
+            choice = answer.choice(index, its_output, completion, echo)
             if choice.text or completion.token_ids or completion.finish_reason is not None:
                 yield answer.response([choice], **usage())
+        waiting.clear()
     if request.include_usage:
         yield answer.response([], usage=answer.usage.usage())

@@ -74,6 +74,25 @@ def test_logprobs_are_those_of_the_model(real_sdk: openai.OpenAI) -> None:
         assert own == max(top.values())  # greedy takes the best
 
 
+def test_a_streamed_echo_scores_the_prompt_of_every_choice(real_sdk: openai.OpenAI) -> None:
+    kwargs: Any = {
+        "model": "tiny", "prompt": ["hello world", "paged"], "max_tokens": 3, "n": 2, "seed": 1,
+        "logprobs": 1, "echo": True,
+    }  # fmt: skip
+    whole = real_sdk.completions.create(**kwargs)
+    tokens: list[list[str]] = [[] for _ in range(4)]
+    values: list[list[float | None]] = [[] for _ in range(4)]
+    for chunk in real_sdk.completions.create(stream=True, **kwargs):
+        for choice in chunk.choices:
+            if choice.logprobs is not None:
+                tokens[choice.index] += choice.logprobs.tokens or []
+                values[choice.index] += choice.logprobs.token_logprobs or []
+    assert tokens == [choice.logprobs.tokens for choice in whole.choices if choice.logprobs]
+    expected = [choice.logprobs.token_logprobs for choice in whole.choices if choice.logprobs]
+    for streamed, at_once in zip(values, expected):
+        assert streamed == pytest.approx(at_once, abs=1e-4)
+
+
 def test_what_was_asked_before_comes_from_the_prefix_cache(real_sdk: openai.OpenAI) -> None:
     prompt = "cached " * 30
     usages = [real_sdk.completions.create(model="tiny", prompt=prompt, max_tokens=1).usage for _ in range(2)]
