@@ -81,8 +81,6 @@ class Scheduler(SchedulerInterface):
         self._next_step_id = 0
         self._steps_in_flight: dict[int, list[Request]] = {}
         """Step id -> its batch. Requests, not ids: an id may be used again while a step is in flight."""
-        self._stalls: dict[str, int] = {}
-        """Request id -> preemptions since it last gained a token."""
         self._output_maker = OutputMaker()
         self._stats = SchedulerStats()
         self._recorder = StepRecorder(tracer, self.kv_cache_manager.block_pool) if tracer else None
@@ -177,11 +175,7 @@ class Scheduler(SchedulerInterface):
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
-        num_tokens = request.num_tokens + request.num_output_placeholders
-        if num_tokens > request.num_tokens_at_preemption:
-            self._stalls[request.request_id] = 0
-        self._stalls[request.request_id] += 1
-        request.num_tokens_at_preemption = num_tokens
+        request.num_tokens_at_preemption = request.num_tokens + request.num_output_placeholders
         self.waiting.prepend_request(request)
         plan.preempted.append(request.request_id)
         self._stats.num_preemptions += 1
@@ -253,15 +247,16 @@ class Scheduler(SchedulerInterface):
         None in an idle engine: there everything that fits may run, or it would wait for ever. Otherwise:
         - the watermark, so that those who run can grow;
         - blocks promised to prompts still being computed, which are as good as taken;
-        - for who has been preempted, a block for each of those who run: while it recomputes, they grow, and
-          it would be preempted again before it gains a token. If that happens still, more at every try.
+        - for who has been preempted, a block for each of those who run: they grow while it recomputes, and it
+          would be preempted again before it gains a token.
         """
         if not self.running:
             return 0
         reserved = self.kv_cache_manager.watermark_blocks
         if self.progress_guard:
-            growth = len(self.running) * self.kv_cache_manager.num_groups
-            reserved += plan.promised_blocks + self._stalls.get(request.request_id, 0) * growth
+            reserved += plan.promised_blocks
+            if request.num_preemptions:
+                reserved += len(self.running) * self.kv_cache_manager.num_groups
         return reserved
 
     def _promise_rest_of_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
@@ -331,7 +326,6 @@ class Scheduler(SchedulerInterface):
         request.status = status
         self.kv_cache_manager.free(request)
         del self.requests[request.request_id]
-        self._stalls.pop(request.request_id, None)
         self._output_maker.forget(request)
         if self._recorder:
             self._recorder.finished.append(request.request_id)

@@ -89,7 +89,7 @@ def test_fault_13_a_preempted_request_may_end_with_the_token_in_flight(execute_l
 
 @late
 def test_fault_13_nobody_is_admitted_again_while_a_token_is_in_flight(execute_late: bool) -> None:
-    """Three steps in flight, as a deeper pipeline would have: b's token must not be computed a second time."""
+    """Three steps in flight, as a deeper pipeline has: b's token must not be computed a second time."""
     loop = make_loop(execute_late, num_blocks=5, block_size=4)
     loop.add("a", prompt_of(7, 1), max_tokens=8)
     loop.add("b", prompt_of(7, 2), max_tokens=8)

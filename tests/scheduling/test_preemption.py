@@ -96,6 +96,16 @@ def test_by_priority_the_least_urgent_gives_way_whoever_came_first() -> None:
     assert_oracle(loop, {"casual": prompt_of(8, 1), "urgent": prompt_of(8, 2)}, 10)
 
 
+def test_by_priority_whoever_runs_is_served_in_order_of_urgency() -> None:
+    loop = SchedulerLoop(make_config(policy="priority"))
+    loop.add("casual", prompt_of(4, 1), priority=5)
+    loop.step()
+    loop.add("urgent", prompt_of(4, 2), priority=0, arrival_time=9.0)
+    loop.step()
+    assert [request.request_id for request in loop.scheduler.running] == ["urgent", "casual"]
+    assert list(loop.schedule().num_scheduled_tokens) == ["urgent", "casual"]
+
+
 def test_by_priority_a_request_may_have_to_give_way_itself() -> None:
     loop = SchedulerLoop(make_config(num_blocks=5, block_size=4, policy="priority"))
     loop.add("urgent", prompt_of(7, 1), max_tokens=6, priority=0)
@@ -173,6 +183,18 @@ def test_sch_07_with_the_guard_it_waits_until_it_fits() -> None:
     computed = [sum(o.total_num_scheduled_tokens for o in loop.history) for loop in (wasteful, guarded)]
     assert computed[0] > 2.5 * computed[1]
     assert guarded.num_preemptions == 1  # when b was admitted, a had not grown yet
+
+
+def test_sch_07_who_gave_way_comes_back_only_when_the_others_have_room_to_grow() -> None:
+    """Else c, whose prompt takes three steps, would be preempted a second time before its first token."""
+    config = make_config(num_blocks=11, block_size=4, max_num_batched_tokens=4, enable_prefix_caching=False)
+    loop = SchedulerLoop(config)
+    loop.add("a", prompt_of(21, 1), max_tokens=15)
+    loop.add("b", prompt_of(1, 2), max_tokens=5)
+    c = loop.add("c", prompt_of(10, 3), max_tokens=1)
+    assert not +preemptions_without_progress(loop)
+    assert c.num_preemptions == 1
+    assert loop.tokens["c"] == oracle(prompt_of(10, 3), 1)[0]
 
 
 @given(seed=st.integers(0, 10_000))

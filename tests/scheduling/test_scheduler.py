@@ -190,9 +190,14 @@ class TestAdmission:
 
     def test_a_prompt_is_admitted_only_if_all_of_it_will_fit(self) -> None:
         """Blocks that a running prompt will still need are as good as taken."""
-        loop = SchedulerLoop(make_config(num_blocks=11, block_size=4, max_num_batched_tokens=8))
-        loop.add("a", prompt_of(28, 1), max_tokens=1)
-        loop.add("b", prompt_of(16, 2), max_tokens=1)
+        config = make_config(
+            num_blocks=11, block_size=4, max_num_batched_tokens=8, long_prefill_token_threshold=4
+        )
+        loop = SchedulerLoop(config)
+        loop.add("a", prompt_of(28, 1), max_tokens=1)  # one block now, six to come
+        loop.add("b", prompt_of(16, 2), max_tokens=1)  # four, of nine free
+        assert scheduled(loop) == {"a": 4}
+        loop.update()
         loop.run()
         assert loop.num_preemptions == 0
 
