@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from learnvllm.architecture import envs
 from learnvllm.architecture.config import (
@@ -23,16 +24,31 @@ from learnvllm.architecture.config import (
     SchedulerConfig,
 )
 from learnvllm.architecture.model_arch import ModelArchitecture
-from learnvllm.architecture.tracing import StepTracer
+from learnvllm.architecture.outputs import RequestOutput
+from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.engine_core.arg_utils import EngineArgs
+from learnvllm.engine_core.build import build_engine_core
+from learnvllm.engine_core.input_processor import TokensPrompt
 from learnvllm.engine_core.metrics.loggers import StatLoggerManager
 from learnvllm.engine_core.offline import OfflineInferenceMixin
 from learnvllm.engine_core.tokenizer import Tokenizer
 
+__all__ = [
+    "LLM",
+    "EngineArgs",
+    "build_async_llm",
+    "build_engine_core",
+    "build_llm_engine",
+    "build_tokenizer",
+    "create_engine_config",
+]
+
 if TYPE_CHECKING:
     from learnvllm.engine_core.async_llm import AsyncLLM
-    from learnvllm.engine_core.core import EngineCore
     from learnvllm.engine_core.llm_engine import LLMEngine
+    from learnvllm.serving.content import ChatMessage
+
+    Conversation = Sequence[dict[str, Any] | ChatMessage]
 
 
 def create_engine_config(args: EngineArgs) -> EngineConfig:
@@ -95,18 +111,6 @@ def create_engine_config(args: EngineArgs) -> EngineConfig:
     )
 
 
-def build_engine_core(config: EngineConfig, tracer: StepTracer | None = None) -> EngineCore:
-    """Scheduler, executor and loop, in this process. Module-level: a spawned process finds it by its name."""
-    from learnvllm.architecture.platforms import uses_async_scheduling
-    from learnvllm.engine_core.core import EngineCore
-    from learnvllm.executor_worker.executor import Executor
-    from learnvllm.scheduling.async_scheduler import AsyncScheduler
-    from learnvllm.scheduling.scheduler import Scheduler
-
-    scheduler_class = AsyncScheduler if uses_async_scheduling(config) else Scheduler
-    return EngineCore(config, Executor.get_class(config), scheduler_class, tracer)
-
-
 def build_tokenizer(config: EngineConfig) -> Tokenizer:
     return Tokenizer.from_directory(config.model_config.path)
 
@@ -159,6 +163,35 @@ class LLM(OfflineInferenceMixin):
         self.llm_engine = build_llm_engine(create_engine_config(args), multiprocess=multiprocess)
         self._request_counter = itertools.count()
         self._finalizer = weakref.finalize(self, self.llm_engine.shutdown)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer conversations, lists of {"role": ..., "content": ...}, through the model's chat template.
+
+        Args:
+            messages: one conversation or a sequence of them.
+            chat_template: Jinja source to use instead of the model's own.
+            add_generation_prompt: end the prompt where the assistant's answer begins.
+
+        Returns, Raises: as `generate`.
+        """
+        from learnvllm.serving.content import parse_messages
+        from learnvllm.serving.renderer import ChatParams, Renderer
+
+        one = not messages or not isinstance(messages[0], list | tuple)
+        conversations = cast("Sequence[Conversation]", [messages] if one else messages)
+        renderer = Renderer(self.get_tokenizer(), self.config.max_model_len, chat_template)
+        params = ChatParams(add_generation_prompt=add_generation_prompt)
+        rendered = [renderer.render_chat(parse_messages(list(c)), params) for c in conversations]
+        prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in rendered]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     @property
     def config(self) -> EngineConfig:

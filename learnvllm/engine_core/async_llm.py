@@ -122,6 +122,10 @@ class AsyncLLM:
         """Forget requests. Whoever waits for one gets a last output with finish_reason "abort"."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         self.engine_core.abort_requests(self.output_processor.abort_requests(ids))
+        if self.stat_loggers is not None:  # count them now: an idle engine sends nothing to count them with
+            stats = IterationStats()
+            self.output_processor.process_outputs([], iteration_stats=stats)
+            self.stat_loggers.record(None, stats)
         self._note_idle()
 
     # ------------------------------------------------------------------------------------- the output task

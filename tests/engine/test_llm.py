@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
 from learnvllm.assembly import LLM, build_async_llm, build_llm_engine
 from learnvllm.engine_core.tokenizer import Tokenizer
@@ -167,3 +168,17 @@ def test_fault_44_temperature_zero_is_greedy_beside_sampled_requests(tiny_model,
     outputs = llm.generate(prompts, params, use_tqdm=False)
     for i in (0, 2, 4):
         model.oracle.check(prompts[i], outputs[i].outputs[0].token_ids, max_tokens=10, ignore_eos=True)
+
+
+def test_chat_goes_through_the_models_template(tiny_model, llm) -> None:
+    conversations = [
+        [{"role": "user", "content": "hello"}],
+        [{"role": "system", "content": "is"}, {"role": "user", "content": "the world"}],
+    ]
+    both = llm.chat(conversations, GREEDY, use_tqdm=False)
+    one = llm.chat(conversations[1], GREEDY, use_tqdm=False)
+    assert one[0].outputs[0].token_ids == both[1].outputs[0].token_ids
+    text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert both[0].prompt_token_ids == llm.get_tokenizer().encode(text)
+    with pytest.raises(ValidationError, match="messages is empty"):
+        llm.chat([], GREEDY)

@@ -62,13 +62,8 @@ def test_greedy_tokens_are_what_generate_gives(llm: LLM, oracle: Oracle, prompts
 
 
 def test_a_chat_is_sensible(llm: LLM) -> None:
-    text = (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    output = llm.generate([text], SamplingParams(temperature=0.0, max_tokens=32), use_tqdm=False)[0].outputs[
-        0
-    ]
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    output = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=32), use_tqdm=False)[0].outputs[0]
     assert "Paris" in output.text
     assert output.finish_reason == "stop"
     assert "<|im_end|>" not in output.text
