@@ -1,4 +1,4 @@
-"""One request between its acceptance and its last output: what has come, what has been handed on, what is due.
+"""One request between its acceptance and its last output: what has come, what was handed on, what is due.
 
 Upstream namesake: vllm/v1/engine/output_processor.py (RequestState).
 """

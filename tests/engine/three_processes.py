@@ -1,4 +1,4 @@
-"""What each of three processes does in test_token_boundary.py. Imported there, so it imports next to nothing."""
+"""What each of three processes does in test_token_boundary.py; importing it imports next to nothing."""
 
 from __future__ import annotations
 
