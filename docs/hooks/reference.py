@@ -1,4 +1,4 @@
-"""The reference pages, made from the code: environment variables and the configuration tree.
+"""The reference pages, made from the code: environment variables, configuration, the mechanism table.
 
 Plain Markdown with no dependence on a site generator: `python docs/hooks/reference.py FOLDER` writes the same
 pages to a folder.
@@ -13,12 +13,18 @@ import sys
 import typing
 from pathlib import Path
 
+import mechanisms
+
 from learnvllm.architecture import config, envs
 
 
 def pages() -> dict[str, str]:
     """Path below docs/ -> Markdown."""
-    return {"reference/environment.md": environment(), "reference/configuration.md": configuration()}
+    return {
+        "reference/environment.md": environment(),
+        "reference/configuration.md": configuration(),
+        "reference/mechanisms.md": mechanisms.page(),
+    }
 
 
 def environment() -> str:

@@ -1,0 +1,94 @@
+"""The mechanism table, made from docs/mechanisms.toml: what we answer for, where, and what proves it.
+
+Plain Markdown with no dependence on a site generator. tests/site/test_mechanisms.py checks the same file
+against the code and the tests.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent.parent
+
+TOPICS = {
+    "architecture": "Architecture",
+    "engine_core": "Engine core",
+    "scheduling": "Scheduling",
+    "kv_cache": "KV cache",
+    "executor_worker": "Executor and worker",
+    "model_layers": "Model layers",
+    "serving": "Serving",
+}
+"""The topics that have a page, in the order of their days."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table of mechanisms.toml."""
+
+    id: str
+    title: str
+    what: str
+    code: list[str]
+    tests: list[str]
+    topics: list[str]
+    threads: str = ""
+    """Faults: where it was reported."""
+
+    @property
+    def label(self) -> str:
+        """How pages name it."""
+        return f"Fault {self.id}" if self.threads else self.id
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", self.label.lower())
+
+
+def load() -> tuple[list[Entry], list[Entry]]:
+    """The mechanisms and the faults, as they stand in the file."""
+    tables = tomllib.loads((DOCS / "mechanisms.toml").read_text("utf-8"))
+    return [Entry(**t) for t in tables["mechanism"]], [Entry(**t) for t in tables["fault"]]
+
+
+def page() -> str:
+    mechanisms, faults = load()
+    return (
+        "# Mechanisms and faults\n\n"
+        f"{len(mechanisms)} mechanisms that vLLM is made of, and {len(faults)} faults that were reported or "
+        "reproduced elsewhere, each with the code that answers for it here and the tests that hold it. The "
+        "list is `docs/mechanisms.toml`; a test checks that every name in it exists.\n\n"
+        f"## Mechanisms\n\n{overview(mechanisms)}\n\n{details(mechanisms)}\n"
+        "## Faults\n\nNumbers are those of our catalogue of bug reports; letters are faults that we "
+        "reproduced on a CPU in nano-vllm and mini-sglang.\n\n"
+        f"{overview(faults)}\n\n{details(faults)}"
+    )
+
+
+def overview(entries: list[Entry]) -> str:
+    rows = "\n".join(
+        f"| [{e.label}](#{e.anchor}) | {e.title} | {', '.join(map(topic_link, e.topics))} | {len(e.tests)} |"
+        for e in entries
+    )
+    return f"| | What | Explained in | Tests |\n|---|---|---|---|\n{rows}"
+
+
+def topic_link(topic: str) -> str:
+    return f"[{TOPICS[topic]}](../topics/{topic}/index.md)"
+
+
+def details(entries: list[Entry]) -> str:
+    return "\n".join(detail(entry) for entry in entries)
+
+
+def detail(e: Entry) -> str:
+    reported = f"\nReported: {e.threads}.\n" if e.threads else ""
+    code = "\n".join(f"- `{symbol}`" for symbol in e.code)
+    tests = "\n".join(f"- `{node}`" for node in e.tests)
+    return (
+        f"### {e.label} · {e.title} {{ #{e.anchor} }}\n\n{e.what}\n{reported}\n"
+        f"Code:\n\n{code}\n\nTests:\n\n{tests}\n"
+    )
