@@ -1,5 +1,6 @@
 """The loop itself, step by step in one process, over a scripted executor."""
 
+import copy
 import json
 
 import pytest
@@ -224,6 +225,24 @@ def test_eng_14_the_next_step_is_scheduled_while_this_one_runs(make_core) -> Non
     assert core.scheduler.requests["r"].num_output_placeholders == 1
     executor.gate.set()
     assert run(core) == {"r": expected_tokens([5, 6, 7], 8)}
+
+
+def test_eng_14_a_step_in_flight_shares_nothing_with_the_scheduler(make_core) -> None:
+    """The workers read a step while the next one is scheduled: a list they shared would change under them."""
+    core = make_core(async_scheduling=True, num_blocks=14, block_size=4)
+    execute, steps = core.executor._execute, []
+
+    def execute_and_keep(step):
+        steps.append((copy.deepcopy(step), step))
+        return execute(step)
+
+    core.executor._execute = execute_and_keep
+    for request_id, prompt in PROMPTS.items():
+        core.add_request(request(request_id, prompt, max_tokens=10))
+    run(core)
+    assert any(step.preempted_req_ids for step, _ in steps)
+    for as_sent, as_left_behind in steps:
+        assert as_left_behind == as_sent
 
 
 def test_eng_14_never_more_than_two_steps_are_in_flight(make_core) -> None:

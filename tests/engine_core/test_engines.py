@@ -139,6 +139,22 @@ def test_ctrl_c_leaves_the_engine_usable(when: int) -> None:
     assert core.scheduler.kv_cache_manager.usage == 0
 
 
+def test_ctrl_c_between_steps_leaves_both_kinds_of_engine_usable(llm) -> None:
+    step, calls = llm.llm_engine.step, itertools.count()
+
+    def interrupted_step():
+        if next(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step()
+
+    llm.llm_engine.step = interrupted_step
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5] * 9, [6], [7], [8]], params(100), use_tqdm=False)
+    (output,) = llm.generate([[8]], params(), use_tqdm=False)
+    assert output.outputs[0].token_ids == expected_tokens([8], 6)
+    assert list(llm.llm_engine.engine_core.call_utility("get_request_counts")) == [0, 0]
+
+
 def test_the_progress_bar_counts_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     in_process().generate([[5], [6], [7]], params())
     assert "3/3" in capsys.readouterr().err
