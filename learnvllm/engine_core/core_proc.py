@@ -56,8 +56,6 @@ class EngineAddresses(NamedTuple):
 class Signal(Enum):
     """What may lie in the input queue besides messages."""
 
-    WAKE_UP = auto()
-    """Aborts are waiting."""
     DRAIN = auto()
     """Finish what runs, then stop."""
     STOP = auto()
@@ -119,6 +117,7 @@ class EngineCoreProc:
         if isinstance(item, Request):
             self._add(item)
         elif isinstance(item, list):
+            self._take_aborts()  # its twin there is old news now, and must not end a later request of that id
             self.core.abort_requests(item)
         elif isinstance(item, UtilityCall):
             self._output_queue.put(EngineCoreOutputs(utility_output=self._call_utility(item)))

@@ -11,6 +11,7 @@ from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.tracing import RecordingTracer
 from learnvllm.engine_core.core import EngineCore
 from learnvllm.engine_core.core_client import InprocClient
+from learnvllm.engine_core.core_proc import EngineCoreProc
 from tests.engine_core.parts import (
     EOS,
     VOCAB_SIZE,
@@ -207,6 +208,19 @@ def test_an_id_can_be_used_again_at_once(make_core) -> None:
     core.step()
     core.abort_requests(["r"])
     core.add_request(request("r", [9, 8]))
+    assert run(core) == {"r": expected_tokens([9, 8], 8)}
+
+
+def test_an_abort_never_hits_a_later_request_of_the_same_id(make_core) -> None:
+    """Aborts reach the process twice, so that a running step hears of them; the second must find nothing."""
+    core = make_core()
+    proc = EngineCoreProc(core, input_socket=None, output_socket=None)
+    core.add_request(request("r", [5, 6, 7]))
+    core.step()
+    proc._aborts.put(["r"])  # what the input thread does with an abort, then an add
+    proc.input_queue.put(["r"])
+    proc.input_queue.put(core.preprocess_request(request("r", [9, 8])))
+    assert proc._process_inputs()
     assert run(core) == {"r": expected_tokens([9, 8], 8)}
 
 
