@@ -188,6 +188,23 @@ def test_generate_starts_an_engine_process_and_ends_with_it(model: str) -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_ctrl_c_while_generating_is_clean(model: str) -> None:
+    command = [sys.executable, "-m", "learnvllm", "generate", "hello", "--model", model, *FLAGS]
+    process = subprocess.Popen(
+        [*command, "--max-tokens", "900", "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the engine's process, too
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == b""
+
+
 # -------------------------------------------------------------------------------------------------- chat
 
 
@@ -303,7 +320,10 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
         wait_for("world")
         process.send_signal(signal.SIGINT)
         wait_for("stopped")
-        assert fake_server.engine.aborted
+        deadline = time.monotonic() + 30
+        while not fake_server.engine.aborted:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         seen = ""
         os.write(terminal, b"/help\r")
         wait_for("/quit")

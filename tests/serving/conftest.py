@@ -80,7 +80,8 @@ TINY_FLAGS = (
 def real_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One `learnvllm serve` for all tests that leave it alive."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(tiny_model, log, *TINY_FLAGS, "--served-model-name", "tiny") as server:
+    flags = (*TINY_FLAGS, "--served-model-name", "tiny", "--max-num-queued-reqs", "250")
+    with serving(tiny_model, log, *flags) as server:
         yield server
         server.process.terminate()
         assert server.wait() == 0, server.output()

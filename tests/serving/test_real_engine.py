@@ -163,9 +163,29 @@ async def test_200_requests_half_of_them_cancelled_leave_no_block_behind(real_se
     assert [text is None for text in texts] == [i % 2 == 0 for i in range(200)]
     assert texts[1] == reference.choices[0].text
 
-    deadline = time.monotonic() + 20
-    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    while any(real_server.metric(name) for name in gauges):
-        assert time.monotonic() < deadline, {name: real_server.metric(name) for name in gauges}
-        await asyncio.sleep(0.05)
+    await nothing_is_left(real_server)
     assert httpx.get(f"{real_server.url}/health").status_code == 200
+
+
+async def test_a_burst_beyond_the_queue_is_refused_with_503_and_the_rest_is_served(
+    real_server: ServerProcess,
+) -> None:
+    """Each request is 128 to the engine, where 250 may wait."""
+    body = {"prompt": "hello", "n": 128, "max_tokens": 2, "temperature": 0}
+    async with httpx.AsyncClient(base_url=real_server.url, timeout=120) as client:
+        responses = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(6)))
+    by_status = {r.status_code: r for r in responses}
+    assert set(by_status) == {200, 503}
+    assert len(by_status[200].json()["choices"]) == 128
+    assert int(by_status[503].headers["retry-after"]) >= 1
+    assert by_status[503].json()["error"]["type"] == "server_error"
+    await nothing_is_left(real_server)
+
+
+async def nothing_is_left(server: ServerProcess) -> None:
+    """No request runs or waits, and no block is held."""
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    deadline = time.monotonic() + 30
+    while any(server.metric(name) for name in gauges):
+        assert time.monotonic() < deadline, {name: server.metric(name) for name in gauges}
+        await asyncio.sleep(0.05)
