@@ -143,7 +143,7 @@ def draw(x, keys, vocab, temperature, top_k, top_p, min_p, seed, position, weigh
     low, ties = np.int32(1), vocab  # bits of the smallest float above 0: weight 0 never takes part
     if min_p > np.float32(0.0):
         weights[vocab] = min_p
-        low = max(low, bits[vocab])
+        low = bits[vocab]
     if 0 < top_k < vocab:
         low, _ = select(bits, weights, vocab, low, np.int64(top_k), False, histogram)
     if top_p < np.float32(1.0):
