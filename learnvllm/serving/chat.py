@@ -87,7 +87,7 @@ class HttpBackend:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.client = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=None))
         try:
-            served = _checked(self.client.get("/v1/models")).json()["data"]
+            served = _checked(self.client.get("/v1/models", timeout=10)).json()["data"]
             self.model = model or served[0]["id"]
         except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ValidationError(
