@@ -27,12 +27,12 @@ class OutputMaker:
         prompt_logprobs = None
         if model_runner_output.prompt_logprobs:
             prompt_logprobs = self._take_prompt_logprobs(request, scheduler_output, model_runner_output)
-        if not token_ids and prompt_logprobs is None:
+        if not token_ids and prompt_logprobs is None and not request.is_finished:
             return None
         return EngineCoreOutput(
             request.request_id,
             token_ids,
-            new_logprobs=model_runner_output.logprobs.get(request.request_id),
+            new_logprobs=model_runner_output.logprobs.get(request.request_id) if token_ids else None,
             new_prompt_logprobs=prompt_logprobs,
             finish_reason=request.status.finish_reason,
             stop_reason=request.stop_reason,

@@ -283,6 +283,8 @@ class Scheduler(SchedulerInterface):
                 continue  # ended while the step was in flight: its token is dropped
             status = request.status
             token_ids = self._append_sampled_tokens(request, sampled.get(request.request_id) or [])
+            if request.request_id in model_runner_output.num_nans_in_logits:
+                request.status, token_ids = RequestStatus.FINISHED_ERROR, []  # its token means nothing
             output = self._output_maker.make(request, token_ids, scheduler_output, model_runner_output)
             if output is not None:
                 outputs.setdefault(request.client_index, []).append(output)

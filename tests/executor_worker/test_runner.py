@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import ClassVar
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import CachedRequestData, NewRequestData, SchedulerOutput
+from learnvllm.executor_worker.input_batch import InputBatch
+from learnvllm.executor_worker.model_state import DefaultModelState, ModelInputs
 from tests.executor_worker.configs import make_config
 from tests.executor_worker.driver import Driver
 from tests.executor_worker.fake_model import greedy
@@ -233,3 +239,41 @@ def test_any_schedule_gives_each_request_its_own_tokens(data: st.DataObject) -> 
     rows = list(driver.runner.states.row_of.values())
     assert len(set(rows)) == len(rows)
     assert np.all(driver.runner.states.num_tokens[rows] <= 61)
+
+
+@pytest.mark.parametrize("batch", [3, 12, 17, 100, 200])
+def test_fault_8_no_batch_size_is_special(batch: int) -> None:
+    """Upstream engines pad batches to captured sizes and missed some; here every size must just work."""
+    driver = Driver(make_config(max_num_seqs=256, max_num_batched_tokens=1024), num_blocks=512)
+    for i in range(batch):
+        driver.add(f"r{i}", [3 + (7 * i + j) % 50 for j in range(2 + i % 3)])
+    driver.decode(2)
+    check(driver)
+
+
+def test_exw_02_a_model_state_plugs_in_without_touching_the_runner() -> None:
+    """A toy architecture that swaps token 5 for 6 on its way in: rows are announced, inputs are its own."""
+    driver = Driver(make_config())
+
+    class Swapping(DefaultModelState):
+        rows: ClassVar[list[tuple[str, int]]] = []
+
+        def add_request(self, row: int, request: NewRequestData) -> None:
+            self.rows.append((f"+{request.req_id}", row))
+
+        def remove_request(self, row: int) -> None:
+            self.rows.append(("-", row))
+
+        def prepare_inputs(self, batch: InputBatch) -> ModelInputs:
+            inputs = super().prepare_inputs(batch)
+            return replace(inputs, input_ids=torch.where(inputs.input_ids == 5, 6, inputs.input_ids))
+
+    driver.runner.model_state = Swapping(torch.device("cpu"))
+    driver.add("a", [5, 5, 7])
+    driver.decode(1)
+    assert driver.requests["a"].output == greedy([6, 6, 7], 1, driver.config)
+    driver.finish("a")
+    driver.add("b", [8, 9])
+    driver.decode(1)
+    row = Swapping.rows[0][1]
+    assert Swapping.rows[:2] == [("+a", row), ("-", row)]

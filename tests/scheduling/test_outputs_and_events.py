@@ -1,9 +1,11 @@
 """What clients, metrics and tracers are told."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from learnvllm.architecture.messages import EngineCoreEventType, LogprobsLists
+from learnvllm.architecture.messages import EngineCoreEventType, FinishReason, LogprobsLists
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.step import ModelRunnerOutput
 from learnvllm.architecture.tracing import RecordingTracer, to_chrome_trace
@@ -45,6 +47,19 @@ class TestOutputs:
         messages = update_raw(loop)
         assert messages[0].scheduler_stats is None
         assert messages[0].outputs[0].events is None
+
+    def test_a_request_whose_logits_are_nan_ends_with_an_error_and_the_others_go_on(self) -> None:
+        loop = SchedulerLoop(make_config())
+        loop.add("bad", prompt_of(4, 1))
+        loop.add("good", prompt_of(4, 2), max_tokens=6)
+        loop.schedule()
+        output, _ = loop.in_flight.popleft()
+        result = replace(loop.runner.execute(output), num_nans_in_logits={"bad": 3})
+        messages = loop.scheduler.update_from_output(output, result)
+        ended = next(o for o in messages[0].outputs if o.request_id == "bad")
+        assert (ended.new_token_ids, ended.finish_reason) == ([], FinishReason.ERROR)
+        loop.run()
+        assert loop.finish_reasons == {"good": FinishReason.LENGTH}
 
     def test_a_prefix_hit_is_reported_with_every_output(self) -> None:
         loop = SchedulerLoop(make_config(block_size=4))

@@ -1,6 +1,8 @@
 """One rule under one budget: who runs goes first, then the queue, and a prompt comes in whatever pieces
 fit."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,6 +182,30 @@ class TestAdmission:
         loop.run()
         assert loop.num_preemptions == 0
         assert len(loop.tokens["a"]) == 20
+
+    def test_sch_03_preemptions_fall_as_the_watermark_rises(self) -> None:
+        preemptions = [self._preemptions_of_forty_requests(w) for w in (0.0, 0.05, 0.1, 0.2, 0.3)]
+        assert preemptions == sorted(preemptions, reverse=True)
+        assert preemptions[-1] < preemptions[0] / 4
+
+    @staticmethod
+    def _preemptions_of_forty_requests(watermark: float) -> int:
+        loop = SchedulerLoop(
+            make_config(num_blocks=101, max_num_seqs=64, watermark=watermark, enable_prefix_caching=False)
+        )
+        rng = random.Random(1)
+        for i in range(40):
+            loop.add(f"r{i}", prompt_of(rng.randint(4, 60), i), max_tokens=rng.randint(8, 80))
+        loop.run(20_000)
+        return loop.num_preemptions
+
+    def test_fault_sglang_d_only_whole_blocks_are_shared(self) -> None:
+        loop = SchedulerLoop(make_config(block_size=4))
+        loop.add("a", prompt_of(10))
+        loop.run()
+        request = loop.add("b", [*prompt_of(10)[:7], 1, 2, 3])
+        loop.run()
+        assert request.num_cached_tokens == 4  # 7 tokens are equal, one block of 4 is
 
     def test_the_watermark_is_no_reason_for_never_admitting(self) -> None:
         """An idle engine admits whatever fits."""
