@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from learnvllm.model_layers import ops
+
 LinearMode = Literal["fp32", "fp16", "torch"]
 
 FP16_MAX = 65504.0
@@ -55,11 +57,16 @@ def make_linear(weight: Tensor, bias: Tensor | None, mode: LinearMode) -> Linear
         raise ValueError(f"unknown linear mode {mode!r}: use fp32, fp16 or torch")
     if mode == "torch" or not weight.is_cpu:
         return TorchLinear(weight, bias, "F.linear on the weight as it is: the reference, on any device")
+    cpu = ops.cpu_kernels("cpu_linear")
     if mode == "fp16":
         check_fits_fp16(weight)
+        if cpu and cpu.converts_halves():
+            return cpu.CpuLinear(weight, bias, torch.float16)
         if has_fbgemm():
             return FbgemmLinear(weight, bias)
         weight = weight.half().float()  # the same numbers; only the memory saved is missing
+    if cpu:
+        return cpu.CpuLinear(weight, bias, torch.float32)
     if has_onednn():
         return OneDNNLinear(weight, bias, rounded=mode == "fp16")
     return TorchLinear(weight, bias, "F.linear: this build of torch offers neither oneDNN nor FBGEMM")
@@ -83,7 +90,8 @@ class TorchLinear:
 
 
 class OneDNNLinear:
-    """The exact fp32 product, on a weight laid out in oneDNN's blocks once instead of at every call.
+    """The exact fp32 product where our kernels are off, on a weight laid out in oneDNN's blocks once instead
+    of at every call.
 
     oneDNN compiles a kernel per number of rows when it first meets it, about a millisecond a shape.
     """
@@ -106,7 +114,7 @@ class OneDNNLinear:
 
 
 class FbgemmLinear:
-    """Weights held in half precision: half the bytes of a decode step. Inputs and sums stay fp32."""
+    """Weights held in half precision where our kernels are off. Inputs and sums stay fp32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -121,7 +129,7 @@ class FbgemmLinear:
     def explain(self) -> str:
         return (
             "FBGEMM on weights in half precision, inputs and sums fp32: half the bytes for a decode, "
-            "the fastest kernel up to 128 rows and level with the fp32 kernels beyond"
+            "of torch's kernels the fastest up to 128 rows and level with those for fp32 beyond"
         )
 
 

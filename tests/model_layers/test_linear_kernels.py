@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from learnvllm.model_layers import linear_kernels
+from learnvllm.model_layers import linear_kernels, ops
 from learnvllm.model_layers.linear_kernels import FbgemmLinear, OneDNNLinear, TorchLinear, make_linear
+from learnvllm.model_layers.ops.cpu_linear import BLOCK, PANEL, CpuLinear, linear_kernel, pack
 
 SHAPES = [(960, 576), (576, 1536), (7, 5), (1, 1), (33, 64)]
 ROWS = [0, 1, 2, 3, 8, 17, 100]
@@ -41,10 +44,9 @@ def test_rows_taken_out_of_a_larger_tensor_are_fine() -> None:
 
 
 def test_half_precision_takes_half_the_memory() -> None:
-    weight = randn(64, 64)
-    assert make_linear(weight, None, "fp32").weight_bytes == 64 * 64 * 4
-    if linear_kernels.has_fbgemm():
-        assert make_linear(weight, None, "fp16").weight_bytes == 64 * 64 * 2
+    weight, bias_bytes = randn(64, 64), 64 * 4  # a bias is always there, for sums start from it
+    assert make_linear(weight, None, "fp32").weight_bytes == 64 * 64 * 4 + bias_bytes
+    assert make_linear(weight, None, "fp16").weight_bytes == 64 * 64 * 2 + bias_bytes
 
 
 @pytest.mark.parametrize("bad", [65520.0, -1e6, torch.inf, torch.nan])
@@ -70,24 +72,94 @@ def test_bad_arguments_are_named() -> None:
         make_linear(randn(4, 3), None, "int3")  # type: ignore[arg-type]
 
 
-def test_a_build_without_the_fast_kernels_falls_back_to_the_same_numbers(
-    monkeypatch: pytest.MonkeyPatch,
+@given(
+    rows=st.one_of(
+        st.integers(1, 64), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 2 * BLOCK + 3])
+    ),
+    out=st.integers(1, 150),
+    width=st.integers(1, 90),
+    threads=st.integers(1, 3),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+    bias=st.booleans(),
+)
+def test_the_kernel_computes_the_same_product_for_every_shape_and_number_of_threads(
+    rows: int, out: int, width: int, threads: int, dtype: torch.dtype, bias: bool
 ) -> None:
+    weight, b, x = randn(out, width), randn(out, seed=1) if bias else None, randn(rows, width, seed=2)
+    layer = CpuLinear(weight, b, dtype)
+    expected = F.linear(x.double(), weight.to(dtype).double(), None if b is None else b.double()).float()
+    torch.testing.assert_close(layer(x), expected, atol=2e-5, rtol=1e-5)
+    y = torch.full((rows, layer.panels.shape[0] * PANEL), torch.nan)
+    addresses = (x.data_ptr(), layer.panels.data_ptr(), layer._bias.data_ptr(), y.data_ptr())
+    linear_kernel(8 * dtype.itemsize)(threads, *addresses, rows, width, len(layer.panels))
+    torch.testing.assert_close(y[:, :out], expected, atol=2e-5, rtol=1e-5)
+    assert (y[:, out:] == 0).all()  # features beyond the last
+
+
+@given(out=st.integers(1, 70), width=st.integers(1, 40))
+def test_packing_puts_every_weight_in_its_place(out: int, width: int) -> None:
+    weight = randn(out, width)
+    panels = pack(weight, torch.float32)
+    back = panels.transpose(1, 2).reshape(-1, width)
+    assert torch.equal(back[:out], weight)
+    assert not back[out:].any()
+
+
+def test_every_half_precision_number_is_converted_exactly() -> None:
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    finite = halves[halves.isfinite()].float()[:, None]  # denormals too
+    assert torch.equal(CpuLinear(finite, None, torch.float16)(torch.ones(1, 1)), finite.T)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    layer, x = CpuLinear(randn(48, 40), None, torch.float16), randn(130, 40, seed=1)
+    together = layer(x)
+    for rows in (1, 2, 3, 7, 64):
+        assert torch.equal(layer(x[:rows]), together[:rows])
+
+
+def test_inputs_the_kernel_cannot_read_are_refused() -> None:
+    layer = CpuLinear(randn(4, 6), None, torch.float16)
+    for x in (randn(2, 5), randn(2, 6).double()):
+        with pytest.raises(ValueError, match=r"x must be float32 \[T, 6\]"):
+            layer(x)
+
+
+def test_without_our_kernel_torch_computes_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = randn(16, 8), randn(3, 8, seed=1)
     expected = make_linear(weight, None, "fp16")(x)
+    kinds: list[type] = [CpuLinear]
+    for module, name in (
+        (ops, "cpu_kernels"),
+        (linear_kernels, "has_fbgemm"),
+        (linear_kernels, "has_onednn"),
+    ):
+        assert type(make_linear(weight, None, "fp16")) is kinds[-1]
+        monkeypatch.setattr(module, name, lambda *_: None)
+        layer = make_linear(weight, None, "fp16")
+        kinds.append(type(layer))
+        torch.testing.assert_close(layer(x), expected)
+    assert kinds == [CpuLinear, FbgemmLinear, OneDNNLinear, TorchLinear]
+
+
+def test_a_cpu_that_cannot_convert_halves_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = randn(16, 8), randn(3, 8, seed=1)
+    expected = make_linear(weight, None, "fp16")(x)
+    monkeypatch.setattr("learnvllm.model_layers.ops.cpu_linear.converts_halves", lambda: False)
     monkeypatch.setattr(linear_kernels, "has_fbgemm", lambda: False)
     layer = make_linear(weight, None, "fp16")
-    assert isinstance(layer, OneDNNLinear)
-    torch.testing.assert_close(layer(x), expected)
-    monkeypatch.setattr(linear_kernels, "has_onednn", lambda: False)
-    layer = make_linear(weight, None, "fp16")
-    assert isinstance(layer, TorchLinear)
+    assert isinstance(layer, CpuLinear)
+    assert layer.panels.dtype is torch.float32
     torch.testing.assert_close(layer(x), expected)
 
 
 def test_every_choice_explains_itself() -> None:
     weight = randn(4, 4)
-    for mode, kind in (("fp32", OneDNNLinear), ("fp16", FbgemmLinear), ("torch", TorchLinear)):
-        layer = make_linear(weight, None, mode)  # type: ignore[arg-type]
-        assert isinstance(layer, kind)
-        assert len(layer.explain()) > 20
+    layers = [
+        *(make_linear(weight, None, mode) for mode in ("fp32", "fp16", "torch")),  # type: ignore[arg-type]
+        FbgemmLinear(weight, None),
+        OneDNNLinear(weight, None),
+        OneDNNLinear(weight, None, rounded=True),
+    ]
+    assert len({layer.explain() for layer in layers}) == len(layers)
+    assert all(len(layer.explain()) > 20 for layer in layers)

@@ -18,6 +18,7 @@ from learnvllm.architecture import envs
 from learnvllm.model_layers.ops import torch_ref
 
 __all__ = [
+    "cpu_kernels",
     "fused_add_rms_norm",
     "gelu_tanh_and_mul",
     "paged_attention",
@@ -31,7 +32,7 @@ __all__ = [
 
 
 @cache
-def _kernels(name: str) -> ModuleType | None:
+def cpu_kernels(name: str) -> ModuleType | None:
     """The module of kernels `name`, loaded on first use; None where LEARNVLLM_CPU_KERNELS says torch."""
     if envs.get("LEARNVLLM_CPU_KERNELS") == "torch":
         return None
@@ -66,8 +67,8 @@ def warm_up_kernels(head_dim: int = 64) -> None:
 
     head_dim: the model's; attention has a kernel of its own for the common sizes.
     """
-    _kernels("cpu")
-    attention = _kernels("cpu_attention")
+    cpu_kernels("cpu")
+    attention = cpu_kernels("cpu_attention")
     if attention:
         attention.attention_kernel(head_dim if head_dim in attention.HEAD_DIMS else 0)
 
@@ -79,7 +80,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     last dimension contiguous). weight: [H]. Returns a new contiguous tensor of x's shape. For Gemma pass 1 +
     weight.
     """
-    cpu = _kernels("cpu")
+    cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(x) and x.dim() in (2, 3) and x.shape[-1:] == weight.shape:
         return cpu.rms_norm(x, weight, eps)
     return torch_ref.rms_norm(x, weight, eps)
@@ -87,7 +88,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual += x in place; returns (rms_norm(residual), residual). x, residual: [T, H], weight: [H]."""
-    cpu = _kernels("cpu")
+    cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(x) and residual.is_contiguous() and x.shape == residual.shape:
         return cpu.fused_add_rms_norm(x, residual, weight, eps)
     return torch_ref.fused_add_rms_norm(x, residual, weight, eps)
@@ -95,7 +96,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(x[:, :I]) * x[:, I:]. x: [T, 2*I] -> [T, I]."""
-    cpu = _kernels("cpu")
+    cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(x):
         return cpu.silu_and_mul(x)
     return torch_ref.silu_and_mul(x)
@@ -103,7 +104,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """gelu(x[:, :I]) * x[:, I:], gelu in its tanh approximation (Gemma). x: [T, 2*I] -> [T, I]."""
-    cpu = _kernels("cpu")
+    cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(x):
         return cpu.gelu_tanh_and_mul(x)
     return torch_ref.gelu_tanh_and_mul(x)
@@ -116,7 +117,7 @@ def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Ten
     qkv tensor are fine; cos_sin_cache: [max_pos, rot_dim] fp32, each row rot_dim/2 cosines then rot_dim/2
     sines, rot_dim <= D.
     """
-    cpu = _kernels("cpu")
+    cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(q) and _is_fp32(k) and cos_sin_cache.is_contiguous():
         _check("positions", positions, torch.int64, q.shape[0])
         cpu.rotary_embedding(positions, q, k, cos_sin_cache)
@@ -130,7 +131,7 @@ def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, sl
     k, v: [T, Hk, D] (views are fine); k_cache, v_cache: [num_blocks, Hk, block_size, D]; slot_mapping: [T]
     int64, slot = block * block_size + offset, -1 for a token that is not to be stored.
     """
-    cpu = _kernels("cpu")
+    cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(k) and _is_fp32(v) and _is_paged(k_cache, v_cache):
         _check("slot_mapping", slot_mapping, torch.int64, k.shape[0])
         cpu.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
@@ -151,7 +152,7 @@ def rope_and_cache(
     """rotary_embedding and reshape_and_cache in one pass over the tokens (shapes as there). q and k are
     rotated in place.
     """
-    cpu = _kernels("cpu")
+    cpu = cpu_kernels("cpu")
     if (
         cpu
         and _is_fp32(q)
@@ -191,7 +192,7 @@ def paged_attention(
     """
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    cpu = _kernels("cpu_attention")
+    cpu = cpu_kernels("cpu_attention")
     attend = torch_ref.paged_attention
     if cpu and _is_fp32(q) and _is_paged(k_cache, v_cache) and out.is_contiguous():
         attend = cpu.paged_attention
