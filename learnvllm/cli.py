@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from learnvllm.engine_core.llm_engine import LLMEngine
 
 USAGE_ERROR, INTERRUPTED = 2, 130
+_OPTIONAL_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "rich", "prompt_toolkit", "httpx")
+"""Extras of pyproject.toml that commands need; LLM(...) does without."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ def _run(arguments: list[str]) -> int:
         if os.environ.get("LEARNVLLM_LOG_LEVEL") == "DEBUG":
             raise
         print(f"learnvllm {args.command}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except ModuleNotFoundError as error:
+        if error.name not in _OPTIONAL_PACKAGES:
+            raise
+        advice = f"the package {error.name} is missing. Install it: python -m pip install {error.name}"
+        print(f"learnvllm {args.command}: {advice}", file=sys.stderr)
         return USAGE_ERROR
 
 
@@ -220,10 +228,11 @@ def _serve(args: argparse.Namespace) -> int:
     from learnvllm.serving import launcher
     from learnvllm.serving.options import CorsOptions, ServeOptions, read_chat_template
 
+    key = envs.get("LEARNVLLM_API_KEY")
     options = ServeOptions(
         host=args.host,
         port=args.port,
-        api_keys=[key for key in args.api_key or [envs.get("LEARNVLLM_API_KEY")] if key],
+        api_keys=args.api_key or ([] if key is None else [key]),
         cors=CorsOptions(
             args.allowed_origins, args.allowed_methods, args.allowed_headers, args.allow_credentials
         ),

@@ -77,6 +77,7 @@ def test_serves_flags_are_vllms(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "one", "--model", "two", "--port", "0"], "Two models"),
         (["serve", "--chat-template", "/no/such/file"], "/no/such/file"),
         (["serve", "--shutdown-timeout", "-1"], "shutdown_timeout"),
+        (["serve", "--api-key", ""], "API key is empty"),
         (["generate", "hello", "--temperature", "-1"], "temperature=-1.0"),
         (["generate", "hello", "--max-tokens", "0"], "max_tokens=0"),
         (["generate", "--file", "/no/such/file"], "/no/such/file"),
@@ -106,6 +107,19 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARNVLLM_LOG_LEVEL", "DEBUG")
     with pytest.raises(Exception, match="temperature"):
         cli.main(["generate", "hello", "--temperature", "-1"])
+
+
+def test_an_empty_key_in_the_environment_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEARNVLLM_API_KEY", "")
+    assert cli.main(["serve", "--port", "0"]) == 2
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    assert cli.main(["chat", "--url", "http://127.0.0.1:9"]) == 2
+    assert "pip install httpx" in capsys.readouterr().err
 
 
 def test_ctrl_c_anywhere_is_130_without_a_traceback(

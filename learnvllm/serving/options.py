@@ -49,6 +49,12 @@ class ServeOptions:
     access_log: bool = True
 
     def __post_init__(self) -> None:
+        if not all(key.strip() for key in self.api_keys):
+            raise ConfigError(
+                "The API key is empty. Give one with --api-key or LEARNVLLM_API_KEY, or unset both for a "
+                "server without a key.",
+                parameter="api_key",
+            )
         if not self.shutdown_timeout >= 0:
             raise ConfigError(
                 f"shutdown_timeout={self.shutdown_timeout}: must be 0 or above.",
