@@ -6,15 +6,23 @@ frozen description. Upstream namesake: vllm/config/model_arch.py.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from learnvllm.architecture.errors import ModelLoadError
+from learnvllm.architecture.json_fields import Fields, read_json
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
+
+MODEL_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+"""What is implemented: config.json's model_type -> the class in its `architectures`, which is also ours."""
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class ModelArchitecture:
         """Read `path/config.json` (and `generation_config.json` for more end-of-sequence ids).
 
         Raises:
-            ModelLoadError: no config, broken JSON, an unknown architecture or a missing field.
+            ModelLoadError: no config, broken JSON, an unknown architecture, a field that is missing or wrong.
         """
         config_path = path / "config.json"
         if not config_path.is_file():
@@ -84,97 +92,64 @@ class ModelArchitecture:
                 parameter="model",
                 value=str(path),
             )
-        config = _read_json(config_path)
         generation = path / "generation_config.json"
-        extra_eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
-        try:
-            return _parse(config, extra_eos)
-        except KeyError as missing:
-            raise ModelLoadError(
-                f"{config_path} lacks the field {missing}.", parameter="model", value=str(path)
-            ) from None
-        except (TypeError, ValueError) as error:
-            if isinstance(error, ModelLoadError):
-                raise
-            raise ModelLoadError(
-                f"{config_path} has a field of the wrong type: {error}.", parameter="model", value=str(path)
-            ) from None
+        return cls.from_fields(
+            read_json(config_path), read_json(generation) if generation.is_file() else None
+        )
+
+    @classmethod
+    def from_fields(cls, config: Fields, generation: Fields | None = None) -> ModelArchitecture:
+        """As `from_directory`, from what the two files hold."""
+        model_type = _model_type(config)
+        _refuse_unsupported(config)
+        num_layers = config.integer("num_hidden_layers", most=_MOST_LAYERS)
+        heads = config.integer("num_attention_heads")
+        hidden = config.integer("hidden_size")
+        window = _sliding_window(config, model_type)
+        rope, rope_local = _parse_rope(config, model_type)
+        gemma = model_type == "gemma3_text"
+        has_bias = config.flag("attention_bias", False)
+        arch = cls(
+            model_type=model_type,
+            vocab_size=config.integer("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=config.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_attention_heads=heads,
+            num_kv_heads=config.integer("num_key_value_heads", heads),
+            head_dim=config.integer("head_dim", hidden // heads),
+            max_position_embeddings=config.integer("max_position_embeddings"),
+            rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+            hidden_act=_activation(config),
+            tie_word_embeddings=config.flag("tie_word_embeddings", gemma),
+            attention_bias=model_type == "qwen2" or has_bias,
+            attention_out_bias=model_type != "qwen2" and has_bias,
+            mlp_bias=config.flag("mlp_bias", False),
+            rope=rope,
+            rope_local=rope_local,
+            layer_types=_layer_types(config, model_type, num_layers, window),
+            sliding_window=window,
+            query_pre_attn_scalar=config.optional_number("query_pre_attn_scalar") if gemma else None,
+            eos_token_ids=_token_ids("eos_token_id", config, generation),
+            bos_token_id=config.optional_integer("bos_token_id", least=0),
+            torch_dtype=config.text("dtype", config.text("torch_dtype", "float32")),
+        )
+        _check_heads(config, arch)
+        return arch
 
 
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "gemma3_text")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+def _model_type(config: Fields) -> str:
+    model_type = config.text("model_type", "<missing>")
+    if model_type not in MODEL_CLASSES:
         raise ModelLoadError(
-            f"{path} cannot be read as JSON: {error}.", parameter="model", value=str(path)
-        ) from None
-    if not isinstance(data, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object.", parameter="model", value=str(path))
-    return data
-
-
-def _parse(config: dict[str, Any], extra_eos: Any) -> ModelArchitecture:
-    model_type = config.get("model_type", "<missing>")
-    if model_type not in SUPPORTED_MODEL_TYPES:
-        raise ModelLoadError(
-            f"model_type {model_type!r} is not implemented. Implemented: {', '.join(SUPPORTED_MODEL_TYPES)}.",
+            f"model_type {model_type!r} is not implemented. Implemented: {', '.join(MODEL_CLASSES)}.",
             parameter="model_type",
             value=model_type,
         )
-    _refuse_unsupported(config)
-    num_layers = int(config["num_hidden_layers"])
-    heads = int(config["num_attention_heads"])
-    hidden = int(config["hidden_size"])
-    sliding_window = _sliding_window(config, model_type)
-    rope, rope_local = _parse_rope(config, model_type)
-    has_qkv_bias = model_type == "qwen2" or bool(config.get("attention_bias", False))
-    arch = ModelArchitecture(
-        model_type=model_type,
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=hidden,
-        intermediate_size=int(config["intermediate_size"]),
-        num_layers=num_layers,
-        num_attention_heads=heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        max_position_embeddings=int(config["max_position_embeddings"]),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        hidden_act=_activation(config),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type == "gemma3_text")),
-        attention_bias=has_qkv_bias,
-        attention_out_bias=model_type != "qwen2" and bool(config.get("attention_bias", False)),
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        rope=rope,
-        rope_local=rope_local,
-        layer_types=_layer_types(config, model_type, num_layers, sliding_window),
-        sliding_window=sliding_window,
-        query_pre_attn_scalar=config.get("query_pre_attn_scalar") if model_type == "gemma3_text" else None,
-        eos_token_ids=_merge_ids(config.get("eos_token_id"), extra_eos),
-        bos_token_id=config.get("bos_token_id"),
-        torch_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-    )
-    _check_sizes(arch)
-    return arch
+    return model_type
 
 
-def _check_sizes(arch: ModelArchitecture) -> None:
-    sizes = {
-        "vocab_size": arch.vocab_size,
-        "hidden_size": arch.hidden_size,
-        "intermediate_size": arch.intermediate_size,
-        "num_hidden_layers": arch.num_layers,
-        "num_attention_heads": arch.num_attention_heads,
-        "num_key_value_heads": arch.num_kv_heads,
-        "head_dim": arch.head_dim,
-        "max_position_embeddings": arch.max_position_embeddings,
-        "sliding_window": 1 if arch.sliding_window is None else arch.sliding_window,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise ModelLoadError(f"{name}={value}: {name} must be at least 1.", parameter=name, value=value)
+def _check_heads(config: Fields, arch: ModelArchitecture) -> None:
     if arch.num_attention_heads % arch.num_kv_heads:
         raise ModelLoadError(
             f"num_attention_heads={arch.num_attention_heads} must be a multiple of "
@@ -182,6 +157,9 @@ def _check_sizes(arch: ModelArchitecture) -> None:
             parameter="num_key_value_heads",
             value=arch.num_kv_heads,
         )
+    if arch.head_dim < 1 or arch.head_dim % 2:
+        rule = "must be even and at least 2: rotary embedding pairs a head's elements"
+        raise config.error("head_dim", arch.head_dim, rule)
 
 
 _MEANT_TO_BE_UNSET = {
@@ -193,15 +171,16 @@ _MEANT_TO_BE_UNSET = {
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
 
 
-def _refuse_unsupported(config: dict[str, Any]) -> None:
+def _refuse_unsupported(config: Fields) -> None:
     """Settings that change what the model computes and that no layer here knows."""
     for name, why in _MEANT_TO_BE_UNSET.items():
-        if config.get(name):
-            raise ModelLoadError(f"config.json sets {name}: {why}.", parameter=name, value=config[name])
+        value = config.values.get(name)
+        if value:
+            raise ModelLoadError(f"config.json sets {name}: {why}.", parameter=name, value=value)
 
 
-def _activation(config: dict[str, Any]) -> str:
-    name = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
+def _activation(config: Fields) -> str:
+    name = config.text("hidden_activation", config.text("hidden_act", "silu"))
     if name not in _ACTIVATIONS:
         raise ModelLoadError(
             f"hidden_act {name!r} is not implemented. Implemented: {', '.join(_ACTIVATIONS)}.",
@@ -211,24 +190,21 @@ def _activation(config: dict[str, Any]) -> str:
     return _ACTIVATIONS[name]
 
 
-def _sliding_window(config: dict[str, Any], model_type: str) -> int | None:
+def _sliding_window(config: Fields, model_type: str) -> int | None:
     if model_type == "llama":
         return None  # transformers' Llama has no window, whatever the config says
-    window = config.get("sliding_window")
-    if model_type in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
+    if model_type in ("qwen2", "qwen3") and not config.flag("use_sliding_window", False):
         return None  # these configs name a window even when it is switched off
-    return int(window) if window else None
+    return config.optional_integer("sliding_window")
 
 
-def _layer_types(
-    config: dict[str, Any], model_type: str, num_layers: int, window: int | None
-) -> tuple[str, ...]:
-    given = config.get("layer_types")
+def _layer_types(config: Fields, model_type: str, num_layers: int, window: int | None) -> tuple[str, ...]:
+    given = config.items("layer_types")
     if given:
-        unknown = sorted(set(given) - {FULL_ATTENTION, SLIDING_ATTENTION})
+        unknown = [kind for kind in given if kind not in (FULL_ATTENTION, SLIDING_ATTENTION)]
         if unknown:
             raise ModelLoadError(
-                f"layer types {unknown} are not implemented.", parameter="layer_types", value=unknown
+                f"layer types {unknown[:3]} are not implemented.", parameter="layer_types", value=unknown
             )
         if len(given) != num_layers:
             raise ModelLoadError(
@@ -240,73 +216,77 @@ def _layer_types(
             raise ModelLoadError(
                 "layer_types names sliding_attention but config.json sets no sliding_window.",
                 parameter="sliding_window",
-                value=config.get("sliding_window"),
+                value=config.values.get("sliding_window"),
             )
         return tuple(given)
     if window is None:
         return (FULL_ATTENTION,) * num_layers
     if model_type == "gemma3_text":
-        pattern = int(config.get("sliding_window_pattern") or 6)
+        pattern = config.integer("sliding_window_pattern", 6)
         return tuple(SLIDING_ATTENTION if (i + 1) % pattern else FULL_ATTENTION for i in range(num_layers))
-    first_sliding = int(config.get("max_window_layers", 28))
+    first_sliding = config.integer("max_window_layers", 28, least=0)
     return tuple(SLIDING_ATTENTION if i >= first_sliding else FULL_ATTENTION for i in range(num_layers))
 
 
-def _parse_rope(config: dict[str, Any], model_type: str) -> tuple[RopeConfig, RopeConfig | None]:
+def _parse_rope(config: Fields, model_type: str) -> tuple[RopeConfig, RopeConfig | None]:
     """Both spellings: `rope_parameters` (transformers >= 5) and `rope_theta` + `rope_scaling` (before)."""
     gemma = model_type == "gemma3_text"
-    theta = float(config.get("rope_theta") or (1_000_000.0 if gemma else 10_000.0))
-    local_theta = float(config.get("rope_local_base_freq") or 10_000.0)
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = config.number("rope_theta", 1_000_000.0 if gemma else 10_000.0)
+    local_theta = config.number("rope_local_base_freq", 10_000.0)
+    given = config.section("rope_parameters" if config.values.get("rope_parameters") else "rope_scaling")
     if FULL_ATTENTION in given or SLIDING_ATTENTION in given:  # one set per layer type
-        full, local = given.get(FULL_ATTENTION) or {}, given.get(SLIDING_ATTENTION) or {}
+        full, local = given.section(FULL_ATTENTION), given.section(SLIDING_ATTENTION)
         return _one_rope(full, config, theta), _one_rope(local, config, local_theta)
     return _one_rope(given, config, theta), RopeConfig(theta=local_theta) if gemma else None
 
 
-def _one_rope(p: dict[str, Any], config: dict[str, Any], default_theta: float) -> RopeConfig:
-    rope_type = p.get("rope_type") or p.get("type") or "default"
+def _one_rope(p: Fields, config: Fields, default_theta: float) -> RopeConfig:
+    rope_type = p.text("rope_type", p.text("type", "default"))
     if rope_type not in ("default", "linear", "llama3", "yarn"):
         raise ModelLoadError(
             f"rope_type {rope_type!r} is not implemented. Implemented: default, linear, llama3, yarn.",
             parameter="rope_type",
             value=rope_type,
         )
-    partial = p.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    partial = p.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise ModelLoadError(
             f"partial_rotary_factor={partial}: rotating part of a head is not implemented.",
             parameter="partial_rotary_factor",
             value=partial,
         )
-    original = config.get("original_max_position_embeddings") or p.get("original_max_position_embeddings")
+    name, max_position = "original_max_position_embeddings", config.integer("max_position_embeddings")
+    original = config.optional_integer(name) or p.optional_integer(name)
     if rope_type in ("llama3", "yarn"):
-        original = original or config["max_position_embeddings"]
-    factor = p.get("factor")
-    if factor is None and rope_type == "yarn":
-        factor = config["max_position_embeddings"] / original
-    elif factor is None and rope_type != "default":
-        raise KeyError("factor")
-    return RopeConfig(
-        theta=float(p.get("rope_theta") or default_theta),
+        original = original or max_position
+    no_factor = {"default": 1.0, "yarn": max_position / (original or max_position)}
+    rope = RopeConfig(
+        theta=p.number("rope_theta", default_theta),
         rope_type=rope_type,
-        factor=float(factor or 1.0),
-        original_max_position=int(original) if original else None,
-        low_freq_factor=float(p.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(p.get("high_freq_factor", 4.0)),
-        beta_fast=float(p.get("beta_fast") or 32.0),
-        beta_slow=float(p.get("beta_slow") or 1.0),
-        attention_factor=p.get("attention_factor"),
-        mscale=p.get("mscale"),
-        mscale_all_dim=p.get("mscale_all_dim"),
-        truncate=bool(p.get("truncate", True)),
+        factor=p.number("factor", no_factor.get(rope_type)),
+        original_max_position=original,
+        low_freq_factor=p.number("low_freq_factor", 1.0),
+        high_freq_factor=p.number("high_freq_factor", 4.0),
+        beta_fast=p.number("beta_fast", 32.0),
+        beta_slow=p.number("beta_slow", 1.0),
+        attention_factor=p.optional_number("attention_factor"),
+        mscale=p.optional_number("mscale"),
+        mscale_all_dim=p.optional_number("mscale_all_dim"),
+        truncate=p.flag("truncate", True),
     )
+    if rope.theta <= 1:
+        raise p.error("rope_theta", rope.theta, "must be above 1: its powers are the wavelengths")
+    if rope.low_freq_factor >= rope.high_freq_factor:
+        raise p.error("low_freq_factor", rope.low_freq_factor, "must be below high_freq_factor")
+    return rope
 
 
-def _merge_ids(*sources: Any) -> tuple[int, ...]:
+def _token_ids(name: str, *sources: Fields | None) -> tuple[int, ...]:
+    """A token id or a list of them, from every source, each once."""
     ids: list[int] = []
     for source in sources:
-        for token in source if isinstance(source, list) else [source]:
-            if token is not None and token not in ids:
-                ids.append(int(token))
-    return tuple(ids)
+        value = None if source is None else source.values.get(name)
+        for token in value if isinstance(value, list) else [value]:
+            if source is not None and token is not None:
+                ids.append(source.as_integer(name, token, least=0))
+    return tuple(dict.fromkeys(ids))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from learnvllm.architecture.errors import ModelLoadError
-from learnvllm.architecture.model_arch import FULL_ATTENTION, SLIDING_ATTENTION, ModelArchitecture
+from learnvllm.architecture.model_arch import FULL_ATTENTION, SLIDING_ATTENTION, ModelArchitecture, RopeConfig
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -96,7 +100,20 @@ def test_all_end_of_sequence_ids_are_collected(tmp_path: Path) -> None:
             {"model_type": "mamba2"},
             "'mamba2' is not implemented. Implemented: llama, qwen2, qwen3, gemma3_text",
         ),
-        ({"hidden_size": None}, "wrong type"),
+        ({"hidden_size": None}, "lacks the field 'hidden_size'"),
+        ({"hidden_size": "64"}, "hidden_size='64': hidden_size must be a whole number"),
+        ({"hidden_size": 64.5}, "hidden_size must be a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
+        ({"num_attention_heads": 64, "head_dim": None, "num_key_value_heads": None}, "head_dim must be even"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers must be at most"),
+        ({"vocab_size": 10**400}, "vocab_size must be at most"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be finite"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
+        ({"rope_scaling": [2.0]}, "rope_scaling must be an object"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4}}, "below high_freq_factor"),
+        ({"rope_theta": 1.0}, "rope_theta must be above 1"),
+        ({"eos_token_id": [2, "</s>"]}, "eos_token_id must be a whole number"),
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"type": "longrope", "factor": 2}}, "rope_type 'longrope'"),
@@ -134,3 +151,66 @@ def test_a_directory_without_config_and_broken_json_are_refused(tmp_path: Path) 
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelLoadError, match="lacks the field 'num_hidden_layers'"):
         ModelArchitecture.from_directory(tmp_path)
+
+
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
+        ModelArchitecture.from_directory(tmp_path)
+
+
+# ------------------------------------------------------------------------------------- whatever a file holds
+
+ROPE_FIELDS = [
+    *("rope_type", "type", "factor", "rope_theta", "low_freq_factor", "high_freq_factor", "beta_fast"),
+    *("beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", "partial_rotary_factor"),
+    *("original_max_position_embeddings", "full_attention", "sliding_attention"),
+]
+FIELDS = [
+    *(LLAMA.keys() | GEMMA3.keys()),
+    *("hidden_act", "hidden_activation", "tie_word_embeddings", "attention_bias", "mlp_bias", "rope_theta"),
+    *("rope_scaling", "rope_parameters", "rope_local_base_freq", "layer_types", "use_sliding_window"),
+    *("max_window_layers", "sliding_window_pattern", "query_pre_attn_scalar", "bos_token_id", "eos_token_id"),
+    *("dtype", "torch_dtype", "partial_rotary_factor", "original_max_position_embeddings"),
+    *("quantization_config", "attn_logit_softcapping"),
+]
+PLAIN = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 9),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(["", "linear", "llama3", "yarn", "full_attention", "sliding_attention", "silu", "7"]),
+)
+ROPES = st.dictionaries(
+    st.sampled_from(ROPE_FIELDS), PLAIN | st.dictionaries(st.sampled_from(ROPE_FIELDS), PLAIN)
+)
+ANY_JSON = (
+    PLAIN | ROPES | st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+
+
+@given(
+    base=st.sampled_from([LLAMA, QWEN2, QWEN2 | {"model_type": "qwen3"}, GEMMA3]),
+    changes=st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, min_size=1, max_size=4),
+    generation=st.none() | st.fixed_dictionaries({"eos_token_id": ANY_JSON}),
+)
+def test_any_json_gives_what_the_types_say_or_a_model_load_error(
+    base: dict[str, Any], changes: dict[str, Any], generation: dict[str, Any] | None
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        if generation is not None:
+            (Path(folder) / "generation_config.json").write_text(json.dumps(generation))
+        try:
+            arch = parse(Path(folder), base, **changes)
+        except ModelLoadError:
+            return
+    for part in (arch, arch.rope, arch.rope_local or RopeConfig()):
+        hints = get_type_hints(type(part))
+        for field in dataclasses.fields(part):
+            hint = hints[field.name]
+            allowed = get_args(hint) if type(None) in get_args(hint) else (hint,)
+            value = getattr(part, field.name)
+            assert any(isinstance(value, getattr(h, "__origin__", h)) for h in allowed), (field.name, value)
+    assert len(arch.layer_types) == arch.num_layers
+    assert all(type(token) is int for token in arch.eos_token_ids)
