@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from packaging.requirements import Requirement
@@ -189,3 +189,48 @@ def test_the_reference_pages_name_every_variable_and_setting() -> None:
     pages = reference.pages()
     assert all(f"`{name}`" in pages["reference/environment.md"] for name in envs.REGISTRY)
     assert "`max_num_batched_tokens`" in pages["reference/configuration.md"]
+
+
+# ------------------------------------------------------------------------------------------ vLLM's files
+
+VLLM_PATH = re.compile(r"(?<![\w/.-])vllm/[\w/.-]*(?:\{[\w,/.-]+\}[\w/.-]*)?")
+
+
+def upstream_files() -> set[str]:
+    """Every .py file in the wheel of the version that CHANGELOG-upstream.md names."""
+    return set((ROOT / "tests/data/vllm_0.33.0_paths.txt").read_text("utf-8").split())
+
+
+def cited_paths(text: str) -> set[str]:
+    """`vllm/a/{b,c}.py` counts as two; a sentence's full stop is not part of a path."""
+    found = set()
+    for path in VLLM_PATH.findall(text):
+        before, brace, rest = path.partition("{")
+        names, _, after = rest.partition("}")
+        found |= {(before + name + after).rstrip(".-/") for name in (names.split(",") if brace else [""])}
+    return found
+
+
+def test_every_vllm_file_that_a_text_cites_is_in_vllm() -> None:
+    """What is cited from vLLM can be opened: a file of the released wheel, or a folder of them."""
+    files = upstream_files()
+    folders = {str(parent) for file in files for parent in PurePosixPath(file).parents}
+    texts = [*SOURCES, *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "docs/mechanisms.toml"]
+    invented = {
+        f"{text.relative_to(ROOT)}: {path}"
+        for text in texts
+        for path in cited_paths(text.read_text("utf-8"))
+        if path not in files and path not in folders
+    }
+    assert not invented
+
+
+def test_paths_are_recognised_in_running_text() -> None:
+    assert cited_paths(
+        "(upstream: vllm/v1/a.py, vllm/v1/). See vllm/b.py:Name; learnvllm/c.py, x/vllm/d."
+    ) == {
+        "vllm/v1/a.py",
+        "vllm/v1",
+        "vllm/b.py",
+    }
+    assert cited_paths("vllm/x/{a,b/c}.py.") == {"vllm/x/a.py", "vllm/x/b/c.py"}

@@ -2,7 +2,7 @@
 
 Reading GGUF takes seconds (quantized weights are widened, the tokenizer rebuilt); the directory then loads in
 a fraction of one, and transformers reads it too. Weights keep every bit: quantized formats are widened to
-fp32. Upstream namesake: vllm/model_executor/model_loader/gguf_loader.py.
+fp32. vLLM has no namesake any more: its GGUF loader left for a plugin in the summer of 2026, before 0.33.0.
 """
 
 from __future__ import annotations
