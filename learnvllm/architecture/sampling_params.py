@@ -7,7 +7,9 @@ size, length limits) is checked by the input processor. Upstream namesake: vllm/
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -18,6 +20,10 @@ SAMPLING_EPS = 1e-5
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 512
 MAX_N = 128
+MAX_INT = 2**31 - 1
+"""Every whole number but the seed fits in the workers' int32 rows."""
+MAX_FLOAT = 1e30
+"""Far beyond any use, and its products with logits are still finite in float32."""
 
 
 class RequestOutputKind(IntEnum):
@@ -50,8 +56,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    max_tokens: int | None = None
-    """None: up to max_model_len."""
+    max_tokens: int | None = 16
+    """vLLM's default. None: up to max_model_len."""
     min_tokens: int = 0
     logprobs: int | None = None
     """Log-probabilities of this many most likely tokens, besides the sampled one. 0: the sampled one only."""
@@ -73,14 +79,31 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     def verify(self) -> SamplingParams:
         """Check every value; returns self so that calls chain."""
         self._verify_types()
+        self._verify_sizes()
         self._verify_choice()
         self._verify_stopping()
         self._verify_logprobs()
         return self
 
+    def verify_token_ids(self, vocab_size: int) -> SamplingParams:
+        """Check the token ids in it against a model's vocabulary; returns self."""
+        for name, ids in (
+            ("logit_bias", self.logit_bias),
+            ("stop_token_ids", self.stop_token_ids),
+            ("bad_words_token_ids", _numbers_in(self.bad_words_token_ids)),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise ValidationError(
+                        f"{name} has token id {token_id}; this model's ids run from 0 to {vocab_size - 1}.",
+                        parameter=name,
+                        value=token_id,
+                    )
+        return self
+
     def _verify_types(self) -> None:
         """A Struct checks no types when made in Python: stop="END" would be three letters."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        fields = self._fields()
         try:
             self.output_kind = msgspec.convert(fields, SamplingParams).output_kind
         except msgspec.ValidationError as error:
@@ -89,10 +112,24 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             value = fields[name]
             raise ValidationError(f"{name}={value!r}: {rule}.", parameter=name, value=value) from None
 
+    def _verify_sizes(self) -> None:
+        """What msgspec cannot send or an array of the workers cannot hold would end the engine, not just the
+        request."""
+        for name, value in self._fields().items():
+            limit = 2**63 - 1 if name == "seed" else MAX_INT
+            for number in _numbers_in(value):
+                bound = MAX_FLOAT if isinstance(number, float) else limit
+                _require(-bound - 1 <= number <= bound, name, number, f"must be at most {bound}")
+        for name in ("stop", "bad_words"):
+            for text in getattr(self, name):
+                _require(is_utf8(text), name, text, "must be valid Unicode, without lone surrogates")
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
     def _verify_choice(self) -> None:
         _require(1 <= self.n <= MAX_N, "n", self.n, f"must be between 1 and {MAX_N}")
         _require(self.temperature >= 0, "temperature", self.temperature, "must be 0 (greedy) or above")
-        _require(self.temperature < float("inf"), "temperature", self.temperature, "must be finite")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "must be above 0 and at most 1")
         _require(self.top_k >= -1, "top_k", self.top_k, "must be -1 or 0 (off) or at least 1")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "must be between 0 and 1")
@@ -100,13 +137,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             value = getattr(self, name)
             _require(-2 <= value <= 2, name, value, "must be between -2 and 2")
         _require(
-            0 < self.repetition_penalty < float("inf"),
+            self.repetition_penalty >= 1 / MAX_FLOAT,
             "repetition_penalty",
             self.repetition_penalty,
             "must be above 0 (1 is off)",
         )
-        if self.seed is not None:
-            _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit in 64 bits")
         for token, bias in self.logit_bias.items():
             _require(-100 <= bias <= 100, "logit_bias", {token: bias}, "values must be between -100 and 100")
 
@@ -150,6 +185,26 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             value = getattr(self, name)
             if value is not None:
                 _require(value >= 0, name, value, "must be 0 or above, or left out")
+
+
+def _numbers_in(value: Any) -> Iterator[int | float]:
+    """The numbers in a field, at whatever depth: a list of ids, ids as keys, a list of such lists."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers_in(item)
+
+
+def is_utf8(text: str) -> bool:
+    """False for a lone surrogate, which JSON may bring and no message can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _require(condition: bool, parameter: str, value: object, rule: str) -> None:

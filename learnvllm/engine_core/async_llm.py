@@ -75,6 +75,7 @@ class AsyncLLM:
             QueueFullError: too many wait; try again later.
             EngineDeadError: the engine is gone, before or while it ran.
         """
+        # Not in the `try`: a refused request has left nothing to abort, and its id may be another's.
         collector = self.add_request(
             request_id,
             prompt,
@@ -112,10 +113,14 @@ class AsyncLLM:
         children = fan_out(request)
         self.output_processor.check_unused([request_id, *(child.request_id for child, _, _ in children)])
         collector = RequestOutputCollector(params.output_kind)
-        for child, parent, index in children:
-            self.output_processor.add_request(child, text, parent=parent, index=index, queue=collector)
-        for child, _, _ in children:
-            self.engine_core.add_request(child)
+        try:
+            for child, parent, index in children:
+                self.output_processor.add_request(child, text, parent=parent, index=index, queue=collector)
+            for child, _, _ in children:
+                self.engine_core.add_request(child)
+        except BaseException:  # all of it or nothing: what is tracked here must be known there
+            self.engine_core.abort_requests(self.output_processor.forget(request_id))
+            raise
         return collector
 
     def abort(self, request_ids: str | list[str]) -> None:

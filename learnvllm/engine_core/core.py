@@ -112,22 +112,20 @@ class EngineCore:
     def preprocess_request(self, request: EngineCoreRequest) -> Request:
         """The scheduler's form of a request. Hashes its prompt, so it may run on another thread.
 
+        Only values that would break a step, and so hurt every other request, are looked at here; the scheduler
+        refuses what it could never run.
+
         Raises:
-            ValidationError: it would break a step, and so hurt every other request.
+            ValidationError: a token id is outside the vocabulary, or a sampling parameter cannot be served.
         """
         vocab_size = self.config.model_config.arch.vocab_size
-        token_ids = request.prompt_token_ids
-        if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            raise ValidationError(
-                f"The prompt of request {request.request_id!r} must have at least one token id, all of them "
-                f"from 0 to {vocab_size - 1}.",
-                parameter="prompt_token_ids",
-            )
-        if not request.sampling_params.max_tokens:
-            raise ValidationError(
-                f"Request {request.request_id!r} reached the engine core without max_tokens.",
-                parameter="max_tokens",
-            )
+        request.sampling_params.verify().verify_token_ids(vocab_size)
+        for token_ids in (request.prompt_token_ids, request.eos_token_ids):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+                raise ValidationError(
+                    f"Request {request.request_id!r} has token ids outside 0 to {vocab_size - 1}.",
+                    parameter="prompt_token_ids",
+                )
         return Request.from_engine_core_request(request, self.scheduler.block_hasher)
 
     def add_request(self, request: EngineCoreRequest | Request) -> None:

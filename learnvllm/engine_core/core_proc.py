@@ -180,7 +180,7 @@ class EngineCoreProc:
         """Decode and hash here, beside the model's computing. A bad request is answered, not fatal."""
         try:
             self.input_queue.put(self.core.preprocess_request(decoder.decode(frames)))
-        except (LearnVLLMError, msgspec.MsgspecError) as error:
+        except Exception as error:
             request_id = msgspec.msgpack.decode(frames[0])[0]
             if not isinstance(error, LearnVLLMError):
                 error = ValidationError(f"The engine could not read request {request_id!r}: {error}.")

@@ -1,7 +1,8 @@
-"""The door of the engine: a prompt and parameters become an EngineCoreRequest, or a clear error.
+"""The front end's door: a prompt and parameters become an EngineCoreRequest, or an error that names the field.
 
-Everything about a request that depends on the model or the pool is checked here and nowhere else, before
-anything is queued. Upstream namesake: vllm/v1/engine/input_processor.py.
+A caller learns of his mistake here, before anything is queued. The engine does not rely on it, as other
+clients may reach it: EngineCore.preprocess_request refuses values that would break a step, the scheduler
+(scheduling/admission.py) what could never run. Upstream namesake: vllm/v1/engine/input_processor.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.messages import EngineCoreRequest
-from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.architecture.sampling_params import MAX_FLOAT, MAX_INT, SamplingParams, is_utf8
 from learnvllm.engine_core.tokenizer import Tokenizer
 
 
@@ -68,9 +69,9 @@ class InputProcessor:
                 parameter="sampling_params",
             )
         params.verify()
+        self._check_labels(request_id, arrival_time, priority, cache_salt)
         text, token_ids = self._tokenize(prompt)
         self._check_prompt(token_ids, params)
-        self._check_priority(priority)
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -92,6 +93,10 @@ class InputProcessor:
                 raise ValidationError(
                     "This engine was built without a tokenizer; give prompt_token_ids.", parameter="prompt"
                 )
+            if not is_utf8(prompt):
+                raise ValidationError(
+                    "The prompt has lone surrogates: not valid Unicode.", parameter="prompt"
+                )
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
             raise ValidationError(
@@ -105,7 +110,14 @@ class InputProcessor:
             raise ValidationError(
                 "The prompt is empty; give at least one token.", parameter="prompt", value=""
             )
-        self._check_vocabulary("prompt_token_ids", token_ids)
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self._vocab_size:
+                raise ValidationError(
+                    f"prompt_token_ids has token id {token_id}; this model's ids run from 0 to "
+                    f"{self._vocab_size - 1}.",
+                    parameter="prompt_token_ids",
+                    value=token_id,
+                )
         length, limit = len(token_ids), self.config.max_model_len
         if length >= limit:
             raise ValidationError(
@@ -144,10 +156,7 @@ class InputProcessor:
                     parameter=name,
                     value=value,
                 )
-        self._check_vocabulary("logit_bias", list(params.logit_bias))
-        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        for sequence in params.bad_words_token_ids:
-            self._check_vocabulary("bad_words_token_ids", sequence)
+        params.verify_token_ids(self._vocab_size)
         if self.tokenizer is None and (params.stop or params.bad_words):
             raise ValidationError(
                 "stop and bad_words need a tokenizer, and this engine was built without one.",
@@ -179,17 +188,30 @@ class InputProcessor:
                     sequences.append(sequence)
         return sequences
 
-    def _check_vocabulary(self, parameter: str, token_ids: list[int]) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise ValidationError(
-                    f"{parameter} has token id {token_id}; this model's ids run from 0 to "
-                    f"{self._vocab_size - 1}.",
-                    parameter=parameter,
-                    value=token_id,
-                )
+    # ---------------------------------------------------------------------------------- what comes with it
 
-    def _check_priority(self, priority: int) -> None:
+    def _check_labels(
+        self, request_id: object, arrival_time: object, priority: object, cache_salt: object
+    ) -> None:
+        """Whatever cannot be sent to the core, or not be ordered there, is refused."""
+        for name, text in (("request_id", request_id), ("cache_salt", cache_salt)):
+            optional = name == "cache_salt" and text is None
+            if not optional and not (isinstance(text, str) and is_utf8(text)):
+                raise ValidationError(f"{name}={text!r} must be a string.", parameter=name, value=text)
+        if arrival_time is not None and not (
+            type(arrival_time) in (int, float) and abs(arrival_time) <= MAX_FLOAT
+        ):
+            raise ValidationError(
+                f"arrival_time={arrival_time!r} must be seconds since the epoch.",
+                parameter="arrival_time",
+                value=arrival_time,
+            )
+        if type(priority) is not int or abs(priority) > MAX_INT:
+            raise ValidationError(
+                f"priority={priority!r} must be a whole number of 32 bits.",
+                parameter="priority",
+                value=priority,
+            )
         policy = self.config.scheduler_config.policy
         if priority != 0 and policy != "priority":
             raise ValidationError(

@@ -62,10 +62,14 @@ class LLMEngine:
         )
         children = fan_out(request)
         self.output_processor.check_unused([request_id, *(child.request_id for child, _, _ in children)])
-        for child, parent, index in children:
-            self.output_processor.add_request(child, text, parent=parent, index=index)
-        for child, _, _ in children:
-            self.engine_core.add_request(child)
+        try:
+            for child, parent, index in children:
+                self.output_processor.add_request(child, text, parent=parent, index=index)
+            for child, _, _ in children:
+                self.engine_core.add_request(child)
+        except BaseException:  # all of it or nothing: what is tracked here must be known there
+            self.engine_core.abort_requests(self.output_processor.forget(request_id))
+            raise
 
     def abort_request(self, request_ids: list[str]) -> None:
         """Forget requests; unknown or finished ids are passed over. Nothing more is returned for them."""

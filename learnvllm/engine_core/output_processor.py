@@ -162,6 +162,12 @@ class OutputProcessor:
                 self._emit(state, state.make_output(FinishReason.ABORT, None), ProcessedOutputs())
         return aborted
 
+    def forget(self, request_id: str) -> list[str]:
+        """Drop a request that could not be added, as if it had never come; returns the ids the core may know."""
+        parent = self.parent_requests.pop(request_id, None)
+        ids = [request_id] if parent is None else parent.child_ids()
+        return [child_id for child_id in ids if self.request_states.pop(child_id, None) is not None]
+
     def fail_all(self, error: Exception) -> None:
         """The engine is gone: every waiting consumer gets `error`."""
         for state in self.request_states.values():

@@ -135,7 +135,10 @@ def test_bad_requests_are_refused_and_hurt_nobody(make_core) -> None:
         request("vocabulary", [5, VOCAB_SIZE]),
         request("negative", [-1]),
         request("too-long", [5] * 500),
-        EngineCoreRequest("no-max-tokens", [5], SamplingParams()),
+        request("no-max-tokens", [5], max_tokens=None),
+        request("int32", [5], top_k=2**40),
+        request("stop", [5], stop_token_ids=[VOCAB_SIZE]),
+        EngineCoreRequest("eos", [5], SamplingParams(), [VOCAB_SIZE]),
     ):
         with pytest.raises(ValidationError):
             core.add_request(bad)

@@ -171,6 +171,25 @@ def test_a_request_id_in_use_is_refused() -> None:
         engine.add_request("1_s", [5], params())
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_request_that_cannot_be_added_leaves_nothing_behind(llm, failing: int) -> None:
+    """Whatever goes wrong on the way to the core, and whichever completion of the request it hits."""
+    engine, calls = llm.llm_engine, itertools.count()
+    add_request = engine.engine_core.add_request
+
+    def failing_add_request(request) -> None:
+        if next(calls) == failing:
+            raise OverflowError("a number that cannot be sent")
+        add_request(request)
+
+    engine.engine_core.add_request = failing_add_request
+    with pytest.raises(OverflowError):
+        engine.add_request("r", [5], params(100, n=2))
+    assert not engine.has_unfinished_requests()
+    assert list(engine.engine_core.call_utility("get_request_counts")) == [0, 0]
+    engine.add_request("r", [5], params())  # the id is free
+
+
 # ----------------------------------------------------------------------------------------------------- async
 
 
@@ -208,6 +227,24 @@ async def test_bad_requests_raise_for_their_caller_only(async_llm) -> None:
         async for _ in async_llm.generate([5], params(), "p", priority=1):
             pass
     assert await good == expected_tokens([5], 60)
+
+
+async def test_a_request_that_cannot_be_added_is_nobodys_unfinished_request(async_llm, monkeypatch) -> None:
+    running = async_llm.generate([5], params(100, output_kind=DELTA), "running")
+    await anext(running)
+
+    def add_request(request) -> None:
+        raise OverflowError("a number that cannot be sent")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(async_llm.engine_core, "add_request", add_request)
+        with pytest.raises(OverflowError):
+            await collect(async_llm, [5], "r")
+        with pytest.raises(ValidationError, match="in use"):
+            await collect(async_llm, [5], "running")
+    assert async_llm.num_unfinished_requests() == 1  # the one that has nothing to do with it
+    await running.aclose()
+    assert await collect(async_llm, [5], "r") == expected_tokens([5], 6)
 
 
 async def test_a_cancelled_request_is_aborted_in_the_core(async_llm) -> None:

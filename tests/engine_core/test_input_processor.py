@@ -8,6 +8,7 @@ from learnvllm.engine_core.input_processor import InputProcessor
 from tests.engine_core.parts import EOS, VOCAB_SIZE, byte_level_tokenizer, make_config
 
 TOKENIZER = byte_level_tokenizer()
+ALL_THERE_IS = SamplingParams(max_tokens=None)
 
 
 def processor(kv_cache_tokens: int = 1000, tokenizer=TOKENIZER, **config) -> InputProcessor:
@@ -15,7 +16,7 @@ def processor(kv_cache_tokens: int = 1000, tokenizer=TOKENIZER, **config) -> Inp
 
 
 def accept(prompt, params=None, door=None, **kwargs):
-    return (door or processor()).process_inputs("r", prompt, params or SamplingParams(), **kwargs)
+    return (door or processor()).process_inputs("r", prompt, params or ALL_THERE_IS, **kwargs)
 
 
 def refuse(prompt, params=None, door=None, **kwargs) -> ValidationError:
@@ -48,7 +49,7 @@ def test_the_callers_objects_are_left_alone() -> None:
     _, request = accept(prompt, params)
     request.prompt_token_ids.append(9)
     assert prompt == [5, 6]
-    assert (params.max_tokens, params.bad_words_token_ids) == (None, [])
+    assert (params.max_tokens, params.bad_words_token_ids) == (16, [])
 
 
 # -------------------------------------------------------------------------------------------- the prompt
@@ -95,8 +96,9 @@ def test_max_tokens_that_overshoot_are_refused_with_both_numbers() -> None:
     assert accept([5] * 100, SamplingParams(max_tokens=28))[1].sampling_params.max_tokens == 28
 
 
-def test_max_tokens_left_out_means_all_there_is_room_for() -> None:
+def test_max_tokens_none_means_all_there_is_room_for_and_left_out_sixteen_as_in_vllm() -> None:
     assert accept([5] * 100)[1].sampling_params.max_tokens == 28
+    assert accept([5] * 100, SamplingParams())[1].sampling_params.max_tokens == 16
 
 
 def test_fault_1_a_prompt_that_never_fits_the_pool_is_refused() -> None:
@@ -137,7 +139,7 @@ def test_biased_and_stop_tokens_outside_the_vocabulary_are_refused() -> None:
 
 
 def test_min_tokens_beyond_what_fits_are_refused() -> None:
-    assert refuse([5] * 120, SamplingParams(min_tokens=9)).parameter == "min_tokens"
+    assert refuse([5] * 120, SamplingParams(min_tokens=9, max_tokens=None)).parameter == "min_tokens"
 
 
 def test_bad_words_are_spelled_with_and_without_a_space() -> None:
@@ -156,3 +158,30 @@ def test_priority_is_refused_where_it_would_have_no_effect() -> None:
     assert (error.parameter, error.value) == ("priority", 3)
     assert "--scheduling-policy priority" in str(error)
     assert accept([5], door=processor(policy="priority"), priority=3)[1].priority == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("request_id", 5),
+        ("request_id", "\ud800"),
+        ("cache_salt", 5),
+        ("cache_salt", "\udfff"),
+        ("arrival_time", "now"),
+        ("arrival_time", float("nan")),
+        ("arrival_time", 10**400),
+        ("priority", 2**31),
+        ("priority", 1.0),
+        ("priority", True),
+        ("priority", None),
+    ],
+)
+def test_what_comes_with_a_request_is_refused_if_it_cannot_be_sent_or_ordered(name: str, value) -> None:
+    given = {"request_id": "r", "prompt": [5], "params": ALL_THERE_IS, name: value}
+    with pytest.raises(ValidationError) as caught:
+        processor(policy="priority").process_inputs(**given)
+    assert caught.value.parameter == name
+
+
+def test_a_prompt_with_lone_surrogates_is_refused() -> None:
+    assert refuse("a\ud800b").parameter == "prompt"

@@ -25,7 +25,7 @@ class SamplingStates:
     """
 
     def __init__(self, max_rows: int, vocab_size: int, engine_seed: int) -> None:
-        self.engine_seed = engine_seed
+        self.engine_seed, self.vocab_size = engine_seed, vocab_size
         self.flags = np.zeros(max_rows, dtype=np.uint8)
         self.temperature = np.zeros(max_rows, dtype=np.float32)
         self.top_k = np.zeros(max_rows, dtype=np.int32)
@@ -41,7 +41,7 @@ class SamplingStates:
         """Write everything a row holds, so that nothing of its last owner is left."""
         params = request.sampling_params
         self.temperature[row] = params.temperature
-        self.top_k[row] = max(params.top_k, 0)
+        self.top_k[row] = min(max(params.top_k, 0), self.vocab_size)
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         own_seed = params.seed
