@@ -101,7 +101,6 @@ def create_engine_config(args: EngineArgs) -> EngineConfig:
         device_config=DeviceConfig(
             device=args.device,
             num_threads=args.num_threads,
-            enforce_eager=args.enforce_eager,
             cpu_kernels=args.cpu_kernels,
         ),
         observability_config=ObservabilityConfig(

@@ -65,8 +65,7 @@ class ModelConfig:
     """Directory with config.json, tokenizer.json and *.safetensors."""
     arch: ModelArchitecture
     dtype: Dtype = "auto"
-    """auto: on a CPU fp16-packed weights with fp32 activations, elsewhere the checkpoint's own dtype.
-    float32: the exact path, which the oracle tests use."""
+    """auto: fp16-packed weights with fp32 activations. float32: the exact path, which the oracle tests use."""
     max_model_len: int = 0
     """Longest prompt + output in tokens; 0 takes the model's own limit."""
     seed: int = 0
@@ -176,11 +175,13 @@ class DeviceConfig:
     """Where it computes."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the CPU. cuda is refused until the models run there (Day 5)."""
     num_threads: int | None = None
     """Compute threads on a CPU; None: physical cores."""
-    enforce_eager: bool = False
-    """Never capture CUDA graphs. No effect on a CPU."""
     cpu_kernels: Literal["numba", "torch"] = "numba"
+
+    def __post_init__(self) -> None:
+        _check(self.device != "cuda", "device", self.device, "must be cpu: models run on a CPU only so far")
 
 
 @_config

@@ -1,6 +1,7 @@
 """Every environment variable the project reads, declared once: name, default, parser, one line of help.
 
-`--help`, the docs and the tests read this registry; reading a variable any other way is a bug.
+`learnvllm env`, the reference page and the tests read this registry; nobody reads a variable except through
+`get`.
 Upstream namesake: vllm/envs.py (environment_variables).
 """
 

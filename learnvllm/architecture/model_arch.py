@@ -22,7 +22,7 @@ MODEL_CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM",
 }
 """What is implemented: config.json's model_type -> the class in its `architectures`, which is also ours."""
-_MOST_LAYERS = 10_000
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ModelArchitecture:
         """As `from_directory`, from what the two files hold."""
         model_type = _model_type(config)
         _refuse_unsupported(config)
-        num_layers = config.integer("num_hidden_layers", most=_MOST_LAYERS)
+        num_layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
         heads = config.integer("num_attention_heads")
         hidden = config.integer("hidden_size")
         window = _sliding_window(config, model_type)

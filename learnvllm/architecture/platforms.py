@@ -18,7 +18,8 @@ from learnvllm.architecture.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-Capability = Literal["sleep_mode", "cuda_graphs", "fp16_kv_cache", "pinned_memory"]
+Capability = Literal["host_kernels", "memory_statistics"]
+"""host_kernels: operators compiled for the CPU run here. memory_statistics: torch's allocator counts the peak."""
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
@@ -93,7 +94,7 @@ class CpuPlatform(Platform):
     """The host itself: one device, as many threads as cores."""
 
     device_type = "cpu"
-    capabilities: frozenset[Capability] = frozenset()
+    capabilities: frozenset[Capability] = frozenset({"host_kernels"})
     # Compute already uses every core: a host thread beside it takes a core from it instead of hiding behind
     # it.
     async_scheduling_default = False
@@ -138,12 +139,10 @@ class CpuPlatform(Platform):
 
 
 class CudaPlatform(Platform):
-    """NVIDIA GPUs, seen through torch."""
+    """NVIDIA GPUs, seen through torch. `current_platform` hands it out once the models run there (Day 5)."""
 
     device_type = "cuda"
-    capabilities: frozenset[Capability] = frozenset(
-        {"sleep_mode", "cuda_graphs", "fp16_kv_cache", "pinned_memory"}
-    )
+    capabilities: frozenset[Capability] = frozenset({"memory_statistics"})
     async_scheduling_default = True
 
     @classmethod
@@ -164,21 +163,18 @@ class CudaPlatform(Platform):
 
 
 def current_platform(device: DeviceName = "auto", device_ids: tuple[int, ...] | None = None) -> Platform:
-    """The platform for a device name; auto takes a GPU where there is one.
+    """The platform for a device name; auto is the CPU, also where there is a GPU.
 
     Raises:
-        ConfigError: cuda is asked for but torch sees no GPU, or a device id does not exist.
+        ConfigError: cuda is asked for, where models cannot run yet, or a device id does not exist.
     """
-    if device == "cpu" or (device == "auto" and CudaPlatform.device_count() == 0):
-        return CpuPlatform(device_ids)
-    if CudaPlatform.device_count() == 0:
+    if device == "cuda":
         raise ConfigError(
-            "device='cuda': torch sees no CUDA device here. Use --device cpu, or install a CUDA build of "
-            "torch and check `nvidia-smi`.",
+            "device='cuda': models run on the CPU only so far; use --device cpu.",
             parameter="device",
             value=device,
         )
-    return CudaPlatform(device_ids)
+    return CpuPlatform(device_ids)
 
 
 def uses_async_scheduling(config: EngineConfig) -> bool:

@@ -1,12 +1,13 @@
 """One event per engine step: what was scheduled, which blocks moved, how long each phase took.
 
-Metrics, trace files, the site's animations and the notebooks' plots all read this one stream. It is off by
-default and free when off: producers hold `tracer: StepTracer | None` and test it once a step.
+Trace files, tests and the study material read this stream; metrics do not (they read SchedulerStats and
+IterationStats). It is off by default and free when off: who produces it holds `tracer: StepTracer | None`.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +49,8 @@ class StepEvent(msgspec.Struct, omit_defaults=True):
     blocks_evicted: list[int] = []
     """Cached blocks whose content was given up in this step."""
     phases: dict[str, float] = {}
-    """Phase name (schedule, execute, forward, update, output) -> seconds."""
+    """Phase name (schedule, execute, forward, update) -> seconds. execute is the time from the end of schedule
+    to the beginning of update: under async scheduling it includes waiting for the step before."""
 
 
 class StepTracer(Protocol):
@@ -61,13 +63,10 @@ class RecordingTracer:
     """Keeps the last `limit` events in memory; what notebooks and tests use."""
 
     def __init__(self, limit: int = 100_000) -> None:
-        self.limit = limit
-        self.events: list[StepEvent] = []
+        self.events: deque[StepEvent] = deque(maxlen=limit)
 
     def record(self, event: StepEvent) -> None:
         self.events.append(event)
-        if len(self.events) > self.limit:
-            del self.events[: self.limit // 10]
 
 
 def to_chrome_trace(events: Iterable[StepEvent]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class EngineArgs:
     served_model_name: str | None = _flag(None, "Name of the model in the API. Left out: the model's own.")
     dtype: Dtype = _flag(
         ModelConfig.dtype,
-        "auto: on a CPU fp16 weights with fp32 arithmetic, elsewhere the checkpoint's own. float32: exact.",
+        "auto: fp16 weights with fp32 arithmetic. float32: exact.",
     )
     max_model_len: int | None = _flag(
         None, "Longest prompt + output in tokens. Left out: the model's own limit."
@@ -104,9 +104,10 @@ class EngineArgs:
         "uni: the worker lives in the engine process. mp: in a process of its own.",
     )
 
-    device: Literal["auto", "cpu", "cuda"] = _flag(DeviceConfig.device, "Where to compute.")
+    device: Literal["auto", "cpu", "cuda"] = _flag(
+        DeviceConfig.device, "Where to compute. auto: the CPU. cuda: refused, models do not run there yet."
+    )
     num_threads: int | None = _flag(None, "Compute threads on a CPU. Left out: the physical cores.")
-    enforce_eager: bool = _flag(DeviceConfig.enforce_eager, "Never capture CUDA graphs.")
     cpu_kernels: Literal["numba", "torch"] = _flag(
         DeviceConfig.cpu_kernels, "CPU operators: compiled numba kernels, or their readable torch twins."
     )

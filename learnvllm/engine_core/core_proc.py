@@ -228,15 +228,16 @@ def run_engine_core(
     core: EngineCore | None = None
     exit_code = 1
     try:
-        core = _start(core_factory, config, input_socket)
+        try:
+            core = _start(core_factory, config, input_socket)
+        except ClientError:  # told to the client, who can do something about it: no traceback here
+            sys.exit(exit_code)
         proc = EngineCoreProc(core, input_socket, output_socket)
         stop.append(lambda: proc.input_queue.put(Signal.STOP))
         signal.signal(signal.SIGTERM, lambda *_: proc.input_queue.put(Signal.DRAIN))
         proc.run()
         exit_code = 0
-    except ClientError:
-        pass  # _start has reported it to those who can do something about it
-    except BaseException:
+    except Exception:
         logger.exception("The engine cannot go on.")
     finally:
         if core is None:

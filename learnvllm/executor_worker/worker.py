@@ -68,8 +68,7 @@ class Worker:
     def determine_available_memory(self) -> int:
         """Bytes the KV cache may take. Runs a dummy step to learn what the model needs besides."""
         specs = self.get_kv_cache_specs()
-        cache = self.config.cache_config
-        is_given = cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None
+        is_given = self.config.cache_config.kv_cache_memory_bytes is not None
         peak = 0 if is_given else self._profile_peak(specs)
         budget = kv_cache_budget(self.config, self.platform, specs, peak)
         logger.info("KV cache: %.2f GiB; a step needs up to %.2f GiB besides.", budget / 2**30, peak / 2**30)
@@ -80,7 +79,7 @@ class Worker:
         scheduler = self.config.scheduler_config
         tokens = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * self.config.max_model_len)
         runner = self._make_runner(_one_block_config(specs))
-        if self.device.type == "cuda":
+        if self.platform.supports("memory_statistics"):
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
             runner.dummy_run(tokens, scheduler.max_num_seqs)
@@ -113,10 +112,10 @@ class Worker:
     def compile_or_warm_up_model(self) -> None:
         """Run every path once, so that kernels are loaded (the very first time: compiled) before requests
         come."""
-        if self.device.type == "cpu":
+        if self.platform.supports("host_kernels"):
             from learnvllm.model_layers.ops import warm_up_kernels
 
-            warm_up_kernels()
+            warm_up_kernels(self.model.arch.head_dim)
         self.runner.sampler.warm_up()
         max_seqs = self.config.scheduler_config.max_num_seqs
         budget = self.config.scheduler_config.max_num_batched_tokens

@@ -93,7 +93,9 @@ class KVCacheManager:
         num_reserved_blocks: int = 0,
         full_sequence_must_fit: bool = False,
     ) -> KVCacheBlocks | None:
-        """Make room for the next `num_new_tokens` tokens of a request, or change nothing and return None.
+        """Make room for the next `num_new_tokens` tokens of a request, or add nothing and return None.
+
+        Either way, blocks that a sliding window has moved past are given back first: they are of no more use.
 
         Layout of its table, in tokens:
 

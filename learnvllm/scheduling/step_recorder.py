@@ -1,4 +1,4 @@
-"""Turns the scheduler's steps into StepEvents, for metrics, traces and pictures.
+"""Turns the scheduler's steps into StepEvents, for traces, tests and pictures.
 
 The scheduler holds one only when there is a tracer, and asks `if self._recorder` a few times a step
 otherwise.

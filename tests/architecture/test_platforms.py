@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from learnvllm.architecture.config import DeviceConfig
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.architecture.platforms import (
     CpuPlatform,
@@ -26,24 +27,23 @@ class FourGpus(CudaPlatform):
         return 4
 
 
-def test_auto_takes_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaPlatform, "device_count", classmethod(lambda cls: 0))
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_until_models_run_on_gpus_auto_is_the_cpu_and_cuda_is_refused(
+    monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    monkeypatch.setattr(CudaPlatform, "device_count", classmethod(lambda cls: gpus))
     assert isinstance(current_platform("auto"), CpuPlatform)
-    with pytest.raises(ConfigError, match="torch sees no CUDA device"):
-        current_platform("cuda")
-
-
-def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaPlatform, "device_count", classmethod(lambda cls: 2))
-    assert isinstance(current_platform("auto"), CudaPlatform)
     assert isinstance(current_platform("cpu"), CpuPlatform)
+    with pytest.raises(ConfigError, match="device='cuda'.*CPU only"):
+        current_platform("cuda")
+    with pytest.raises(ConfigError, match="device='cuda'.*CPU only"):
+        DeviceConfig(device="cuda")
 
 
 def test_capabilities_differ() -> None:
     cpu, gpu = CpuPlatform(), FourGpus()
-    for capability in ("sleep_mode", "cuda_graphs", "fp16_kv_cache"):
-        assert not cpu.supports(capability)  # type: ignore[arg-type]
-        assert gpu.supports(capability)  # type: ignore[arg-type]
+    assert (cpu.supports("host_kernels"), gpu.supports("host_kernels")) == (True, False)
+    assert (cpu.supports("memory_statistics"), gpu.supports("memory_statistics")) == (False, True)
 
 
 def test_ranks_use_the_given_devices_in_the_given_order() -> None:
@@ -67,7 +67,7 @@ def test_nothing_writes_to_the_environment() -> None:
     before = dict(os.environ)
     for platform in (CpuPlatform(), FourGpus(device_ids=(3, 1)), current_platform("auto")):
         platform.device(0)
-        platform.supports("sleep_mode")
+        platform.supports("host_kernels")
     CpuPlatform().num_threads(3)
     CpuPlatform().available_memory()
     uses_async_scheduling(make_config())

@@ -33,7 +33,7 @@ def test_flags_are_named_as_vllms_and_typed() -> None:
             "7",
         ),
         *("--dtype", "float32", "--tensor-parallel-size", "1", "--scheduling-policy", "priority"),
-        *("--no-async-scheduling", "--disable-log-stats", "--trace-file", "t.json", "--enforce-eager"),
+        *("--no-async-scheduling", "--disable-log-stats", "--trace-file", "t.json"),
     )
     assert (args.model, args.max_model_len, args.max_num_seqs, args.max_num_batched_tokens) == (
         "/m",
@@ -48,7 +48,7 @@ def test_flags_are_named_as_vllms_and_typed() -> None:
         "priority",
         False,
     )
-    assert (args.disable_log_stats, args.trace_file, args.enforce_eager) == (True, Path("t.json"), True)
+    assert (args.disable_log_stats, args.trace_file) == (True, Path("t.json"))
 
 
 def test_every_flag_has_help_and_says_its_default() -> None:
@@ -123,3 +123,8 @@ def tiny_directory(tmp_path: Path) -> Path:
         '"max_position_embeddings": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu", "eos_token_id": 2}'
     )
     return tmp_path
+
+
+def test_a_flag_that_would_do_nothing_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="'enforce_eager' is not an engine argument"):
+        EngineArgs.from_kwargs({"enforce_eager": True})

@@ -133,5 +133,16 @@ def test_the_log_line_comes_every_interval_and_only_while_something_happens() ->
     assert "Running: 2 reqs, Waiting: 1 reqs, KV cache usage: 25.0%, Prefix cache hit rate: 40.0%" in lines[0]
 
 
+def test_a_pause_is_not_part_of_a_throughput() -> None:
+    lines: list[str] = []
+    times = iter([0.0, 5.0, 3600.0, 3605.0, 3610.0, 9000.0])
+    logger = LoggingStatLogger(10, lambda: next(times), lines.append)
+    for _ in range(6):
+        logger.record(*step())
+    assert len(lines) == 2  # 0 to 5 s, told when work goes on; 3600 to 3610 s
+    assert "Avg generation throughput: 1.6 tokens/s" in lines[0]  # 2 steps in 5 s
+    assert "Avg generation throughput: 1.2 tokens/s" in lines[1]  # 3 steps in 10 s
+
+
 def test_buckets_of_one_two_five() -> None:
     assert one_two_five_buckets(128) == (1, 2, 5, 10, 20, 50, 100)

@@ -197,3 +197,14 @@ def test_an_impossible_pool_is_a_clear_error() -> None:
     config = make_kv_cache_config(make_config(), num_blocks=1 << 46)
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
         worker.initialize_from_config(config)
+
+
+def test_warm_up_takes_the_attention_kernel_of_this_models_head_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("learnvllm.model_layers.ops.warm_up_kernels", asked.append)
+    worker = Worker(make_config(), load_model=load_fake_model)
+    worker.init_device()
+    worker.load_model()
+    worker.initialize_from_config(make_kv_cache_config(make_config(), num_blocks=8))
+    worker.compile_or_warm_up_model()
+    assert asked == [4]

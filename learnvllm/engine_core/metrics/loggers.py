@@ -32,7 +32,7 @@ class StatLogger(ABC):
 
 
 class LoggingStatLogger(StatLogger):
-    """One line every `interval` seconds in which something happened.
+    """One line every `interval` seconds in which something happened. A longer pause ends the interval early.
 
     Args:
         clock: seconds, monotonic.
@@ -51,13 +51,17 @@ class LoggingStatLogger(StatLogger):
 
     def _reset(self) -> None:
         self._since: float | None = None
+        self._last = 0.0
         self._prompt_tokens = self._generation_tokens = 0
         self._queries = self._hits = self._preemptions = 0
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
         now = self._clock()
+        if self._since is not None and now - self._last > self._interval:
+            self._close(self._last)  # idle since then: nothing of that time belongs into a throughput
         if self._since is None:  # the interval begins with the first step after a pause
             self._since = now
+        self._last = now
         self._prompt_tokens += iteration_stats.num_prompt_tokens
         self._generation_tokens += iteration_stats.num_generation_tokens
         if scheduler_stats is not None:
@@ -66,8 +70,13 @@ class LoggingStatLogger(StatLogger):
             self._hits += scheduler_stats.prefix_cache_hits
             self._preemptions += scheduler_stats.num_preemptions
         if now - self._since >= self._interval:
-            self._emit(self._line(now - self._since))
-            self._reset()
+            self._close(now)
+
+    def _close(self, end: float) -> None:
+        assert self._since is not None
+        if end > self._since:  # a single step has no duration to divide by
+            self._emit(self._line(end - self._since))
+        self._reset()
 
     def _line(self, seconds: float) -> str:
         hit_rate = 100 * self._hits / self._queries if self._queries else 0.0
