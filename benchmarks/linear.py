@@ -19,16 +19,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from learnvllm.model_layers.linear_kernels import make_linear
+from learnvllm.model_layers.linear_kernels import FbgemmLinear, OneDNNLinear, make_linear
 
 LAYERS = 30
 SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}
 HEAD = (49152, 576)
 
-# What is compared. The first two are what `make_linear` offers; the others are what it was chosen over.
+# What is compared. The first two are what `make_linear` offers; the others are what they were chosen over.
 KERNELS: dict[str, Callable[[Tensor], Callable[[Tensor], Tensor]]] = {
-    "fp16 (FBGEMM)": lambda w: make_linear(w, None, "fp16").forward,
-    "fp32 (oneDNN)": lambda w: make_linear(w, None, "fp32").forward,
+    "fp16": lambda w: make_linear(w, None, "fp16").forward,
+    "fp32": lambda w: make_linear(w, None, "fp32").forward,
+    "fp16 (FBGEMM)": lambda w: FbgemmLinear(w, None).forward,
+    "fp32 (oneDNN)": lambda w: OneDNNLinear(w, None).forward,
     "F.linear": lambda w: lambda x: F.linear(x, w),
     "(W @ x.T).T": lambda w: lambda x: (w @ x.T).T,
 }

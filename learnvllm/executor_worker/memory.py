@@ -39,6 +39,12 @@ class PeakMemory(TorchDispatchMode):
         self._live: dict[int, int] = {}
         self._total = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. If this were true, the first operator would import all of torch._dynamo,
+        which takes a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = {_key(t) for t in tree_iter((args, kwargs)) if _has_storage(t)}
         result = func(*args, **(kwargs or {}))

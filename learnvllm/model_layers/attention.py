@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from learnvllm.model_layers import ops
@@ -26,9 +27,6 @@ class AttentionMetadata:
     """[R, W] int32: block ids in the order of the tokens they hold."""
     slot_mapping: Tensor
     """[T] int64: block * block_size + offset for each token; -1: do not store it."""
-    max_query_len: int
-    max_seq_len: int
-    block_size: int
 
 
 @dataclass
@@ -63,7 +61,7 @@ class Attention:
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of the fused projection. [T, (Hq + 2 Hk) * D] -> q [T, Hq, D], k [T, Hk, D], v [T, Hk, D]."""
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        q, k, v = torch.split_with_sizes(heads, (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return q, k, v
 
     def __call__(self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: StepContext) -> Tensor:

@@ -13,20 +13,30 @@ from torch import Tensor
 
 from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.model_layers.linear import packed
+from learnvllm.model_layers.linear_kernels import check_fits_fp16
 from learnvllm.model_layers.weights import Weights
 
 TABLE = "model.embed_tokens.weight"
 
 
 class Embedding:
-    """[T] ids -> [T, hidden] fp32: a new tensor, which becomes the residual stream."""
+    """[T] ids -> [T, hidden] fp32: a new tensor, which becomes the residual stream.
+
+    Raises:
+        ModelLoadError: half precision is wanted and cannot hold the table.
+    """
 
     def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
         table = weights.take(TABLE, arch.vocab_size, arch.hidden_size)
-        # 16-bit checkpoints stay as they are: fp32 would hold the same numbers in twice the bytes.
-        half = table.dtype if table.element_size() == 2 else torch.float16
-        wanted = half if table.element_size() == 2 or weights.linear_mode == "fp16" else torch.float32
-        self.table = table.to(wanted, copy=True)  # a copy, for a view would keep the checkpoint file mapped
+        dtype = table.dtype  # 16 bits stay as they are: fp32 would hold the same numbers in twice the bytes
+        if table.element_size() > 2:
+            dtype = torch.float16 if weights.linear_mode == "fp16" else torch.float32
+        if dtype is torch.float16:
+            try:
+                check_fits_fp16(table)
+            except ValueError as error:
+                raise weights.error(TABLE, str(error)) from None
+        self.table = table.to(dtype, copy=True)  # a copy, for a view would keep the checkpoint file mapped
         weights.count(self.table.nbytes)
 
     def __call__(self, input_ids: Tensor) -> Tensor:

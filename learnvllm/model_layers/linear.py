@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.model_layers.linear_kernels import LinearKernel, make_linear
 from learnvllm.model_layers.weights import Weights
 
@@ -49,8 +48,7 @@ def packed(weights: Weights, name: str, weight: Tensor, bias: Tensor | None) -> 
     try:
         kernel = make_linear(weight, bias, weights.linear_mode)
     except ValueError as error:
-        raise ModelLoadError(
-            f"{weights.prefix}{name}: {error}.", parameter="dtype", value=weights.linear_mode
-        ) from None
+        raise weights.error(name, str(error)) from None
     weights.count(kernel.weight_bytes)
+    weights.held.kernels[kernel.explain()] += 1
     return kernel

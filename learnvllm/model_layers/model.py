@@ -14,14 +14,14 @@ from torch import Tensor
 from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
 from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from learnvllm.model_layers.attention import StepContext
-from learnvllm.model_layers.weights import ByteCount
+from learnvllm.model_layers.weights import HeldWeights
 
 
 class DecoderModel(ABC):
     """A decoder-only language model. T tokens of any number of requests, H hidden size, V vocabulary."""
 
     arch: ModelArchitecture
-    held: ByteCount
+    held: HeldWeights
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
@@ -51,4 +51,4 @@ class DecoderModel(ABC):
 
     def weight_bytes(self) -> int:
         """Bytes of weights held in memory, in the form they are held."""
-        return self.held.total
+        return self.held.num_bytes

@@ -6,57 +6,59 @@ vllm/model_executor/models/registry.py, vllm/model_executor/model_loader/.
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections.abc import Callable
 
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ModelLoadError
-from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.model_arch import MODEL_CLASSES, ModelArchitecture
 from learnvllm.model_layers.linear_kernels import LinearMode
 from learnvllm.model_layers.loading.checkpoint import SafetensorsCheckpoint
 from learnvllm.model_layers.model import DecoderModel
-from learnvllm.model_layers.models.gemma3 import Gemma3ForCausalLM
-from learnvllm.model_layers.models.llama import LlamaForCausalLM
-from learnvllm.model_layers.models.qwen2 import Qwen2ForCausalLM
-from learnvllm.model_layers.models.qwen3 import Qwen3ForCausalLM
-from learnvllm.model_layers.weights import RandomTensors, Weights
+from learnvllm.model_layers.weights import RandomTensors, TensorSource, Weights
 
-MODELS: dict[str, Callable[[ModelArchitecture, Weights], DecoderModel]] = {
-    "llama": LlamaForCausalLM,
-    "qwen2": Qwen2ForCausalLM,
-    "qwen3": Qwen3ForCausalLM,
-    "gemma3_text": Gemma3ForCausalLM,
-}
+logger = logging.getLogger(__name__)
 
 
 def load_model(config: EngineConfig) -> DecoderModel:
-    """Build and load the model of `config`.
+    """Build and load the model of `config`; the log says what it weighs and what computes its products.
 
     Raises:
         ModelLoadError: the checkpoint does not fit its config, or the dtype is not implemented here.
     """
-    model_config = config.model_config
+    model_config, arch = config.model_config, config.model_config.arch
     mode = linear_mode(model_config.dtype)
-    if model_config.load_format == "dummy":
-        source = RandomTensors(model_config.seed)
-        return build_model(model_config.arch, Weights(source, mode, config.max_model_len))
-    checkpoint = SafetensorsCheckpoint(model_config.path)
-    model = build_model(model_config.arch, Weights(checkpoint, mode, config.max_model_len))
-    checkpoint.finish(ignore=ignorable_tensors(model_config.arch))
+    checkpoint = None if model_config.load_format == "dummy" else SafetensorsCheckpoint(model_config.path)
+    source: TensorSource = checkpoint or RandomTensors(model_config.seed)
+    model = build_model(arch, Weights(source, mode, config.max_model_len))
+    if checkpoint is not None:
+        checkpoint.finish(ignore=ignorable_tensors(arch))
+    logger.info("Loaded %s: %.0f MB of weights.", model_config.model, model.weight_bytes() / 1e6)
+    for kernel, count in model.held.kernels.items():
+        logger.info("%d linear layers: %s.", count, kernel)
     return model
+
+
+def model_class(model_type: str) -> Callable[[ModelArchitecture, Weights], DecoderModel]:
+    """What builds models of this type: `models/gemma3.py:Gemma3ForCausalLM` for gemma3_text, and so on."""
+    module = importlib.import_module(f"learnvllm.model_layers.models.{model_type.removesuffix('_text')}")
+    found: Callable[[ModelArchitecture, Weights], DecoderModel] = getattr(module, MODEL_CLASSES[model_type])
+    return found
 
 
 def build_model(arch: ModelArchitecture, weights: Weights) -> DecoderModel:
     """A model of this architecture with its tensors taken from `weights`."""
-    return MODELS[arch.model_type](arch, weights)
+    return model_class(arch.model_type)(arch, weights)
 
 
 def linear_mode(dtype: str) -> LinearMode:
-    """How linear weights are held on a CPU. Activations are fp32 in any case."""
+    """How linear weights are held. Activations are fp32 in any case."""
     modes: dict[str, LinearMode] = {"auto": "fp16", "float16": "fp16", "float32": "fp32"}
     if dtype not in modes:
         raise ModelLoadError(
-            f"dtype={dtype!r} is not implemented on a CPU. Use auto (weights in half precision, activations "
-            "in fp32) or float32 (exact).",
+            f"dtype={dtype!r} is not implemented yet, on any device. Use auto (weights in half precision, "
+            "activations in fp32) or float32 (exact).",
             parameter="dtype",
             value=dtype,
         )

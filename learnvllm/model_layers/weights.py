@@ -8,12 +8,14 @@ streams the checkpoint into them afterwards (vllm/model_executor/models/utils.py
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.model_layers.linear_kernels import LinearMode
 
 
@@ -43,10 +45,12 @@ class RandomTensors:
 
 
 @dataclass
-class ByteCount:
-    """Bytes the model keeps, counted as its layers are built."""
+class HeldWeights:
+    """What the model keeps, counted as its layers are built."""
 
-    total: int = 0
+    num_bytes: int = 0
+    kernels: Counter[str] = field(default_factory=Counter)
+    """Which kernels compute its linear layers and why (`LinearKernel.explain`), and how many layers each."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Weights:
     max_positions: int | None = None
     """Rotary tables need not be longer than this. None: the model's own limit."""
     prefix: str = ""
-    held: ByteCount = field(default_factory=ByteCount)
+    held: HeldWeights = field(default_factory=HeldWeights)
 
     def at(self, name: str) -> Weights:
         """The same checkpoint one level down: `weights.at("mlp").take("up_proj.weight", rows, cols)`."""
@@ -73,6 +77,10 @@ class Weights:
         """
         return self.source.take(self.prefix + name, shape)
 
+    def error(self, name: str, what: str) -> ModelLoadError:
+        """The tensor `prefix + name` cannot be held in the form that was asked for."""
+        return ModelLoadError(f"{self.prefix}{name}: {what}.", parameter="dtype", value=self.linear_mode)
+
     def count(self, num_bytes: int) -> None:
         """Add to the bytes the model reports as held (`DecoderModel.weight_bytes`)."""
-        self.held.total += num_bytes
+        self.held.num_bytes += num_bytes

@@ -12,6 +12,7 @@ from torch import Tensor
 from learnvllm.model_layers import linear_kernels, ops
 from learnvllm.model_layers.linear_kernels import FbgemmLinear, OneDNNLinear, TorchLinear, make_linear
 from learnvllm.model_layers.ops.cpu_linear import BLOCK, PANEL, CpuLinear, linear_kernel, pack
+from learnvllm.model_layers.ops.huge_pages import CHUNK, HugePages
 
 SHAPES = [(960, 576), (576, 1536), (7, 5), (1, 1), (33, 64)]
 ROWS = [0, 1, 2, 3, 8, 17, 100]
@@ -109,6 +110,16 @@ def test_every_half_precision_number_is_converted_exactly() -> None:
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
     finite = halves[halves.isfinite()].float()[:, None]  # denormals too
     assert torch.equal(CpuLinear(finite, None, torch.float16)(torch.ones(1, 1)), finite.T)
+
+
+def test_weights_in_large_pages_do_not_overlap() -> None:
+    pages, shape = HugePages(), (300, 1000)
+    tensors = [pages.empty(shape, torch.float32).fill_(i) for i in range(2 * CHUNK // (300 * 1000 * 4))]
+    tensors.append(pages.empty((CHUNK + 4,), torch.int8).fill_(-1))  # one larger than a chunk
+    tensors.append(pages.empty((3,), torch.float16).fill_(-1))
+    assert all((t == i).all() for i, t in enumerate(tensors[:-2]))
+    assert all((t == -1).all() for t in tensors[-2:])
+    assert all(t.data_ptr() % 64 == 0 for t in tensors)
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:

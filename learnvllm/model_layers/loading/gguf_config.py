@@ -10,24 +10,22 @@ from typing import Any
 import numpy as np
 
 from learnvllm.architecture.errors import ModelLoadError
+from learnvllm.architecture.json_fields import Fields
+from learnvllm.architecture.model_arch import MODEL_CLASSES, MOST_LAYERS, ModelArchitecture
 from learnvllm.model_layers.loading.gguf_reader import GGUFFile
 
-MODEL_TYPES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
-}
+MODEL_TYPES = {model_type.removesuffix("_text"): model_type for model_type in MODEL_CLASSES}
+"""GGUF's name of an architecture -> the model_type in config.json."""
 
 
 def model_config(gguf: GGUFFile) -> dict[str, Any]:
     """The contents of config.json.
 
     Raises:
-        ModelLoadError: the architecture or its rope is not implemented, or a value is missing.
+        ModelLoadError: the architecture or its rope is not implemented, or a value is missing or nonsense.
     """
     name = gguf.metadata.get("general.architecture")
-    if name not in MODEL_TYPES:
+    if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ModelLoadError(
             f"{gguf.path} is of architecture {name!r}, which is not implemented. "
             f"Implemented: {', '.join(MODEL_TYPES)}.",
@@ -40,34 +38,34 @@ def model_config(gguf: GGUFFile) -> dict[str, Any]:
             parameter=f"{name}.expert_count",
             value=gguf.metadata[f"{name}.expert_count"],
         )
-    try:
-        return _config(gguf, name)
-    except KeyError as missing:
+    config = _config(gguf, name, Fields(gguf.metadata, str(gguf.path)))
+    ModelArchitecture.from_fields(Fields(config, str(gguf.path)))  # what it asks of a config.json holds here
+    return config
+
+
+def _config(gguf: GGUFFile, name: str, meta: Fields) -> dict[str, Any]:
+    model_type = MODEL_TYPES[name]
+    hidden, heads = meta.integer(f"{name}.embedding_length"), meta.integer(f"{name}.attention.head_count")
+    head_dim = meta.integer(f"{name}.attention.key_length", hidden // heads)
+    if "token_embd.weight" not in gguf.tensors or len(gguf.tensors["token_embd.weight"].shape) != 2:
         raise ModelLoadError(
-            f"{gguf.path} lacks the value {missing}.", parameter="model", value=str(gguf.path)
-        ) from None
-
-
-def _config(gguf: GGUFFile, name: str) -> dict[str, Any]:
-    meta = gguf.metadata
-    model_type, class_name = MODEL_TYPES[name]
-    hidden, heads = meta[f"{name}.embedding_length"], meta[f"{name}.attention.head_count"]
-    head_dim = meta.get(f"{name}.attention.key_length", hidden // heads)
+            f"{gguf.path} has no token_embd.weight.", parameter="model", value=str(gguf.path)
+        )
     config: dict[str, Any] = {
-        "architectures": [class_name],
+        "architectures": [MODEL_CLASSES[model_type]],
         "model_type": model_type,
         "vocab_size": gguf.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": meta[f"{name}.feed_forward_length"],
-        "num_hidden_layers": meta[f"{name}.block_count"],
+        "intermediate_size": meta.integer(f"{name}.feed_forward_length"),
+        "num_hidden_layers": meta.integer(f"{name}.block_count", most=MOST_LAYERS),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.get(f"{name}.attention.head_count_kv", heads),
+        "num_key_value_heads": meta.integer(f"{name}.attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": meta[f"{name}.context_length"],
-        "rms_norm_eps": _shortest(meta[f"{name}.attention.layer_norm_rms_epsilon"]),
+        "max_position_embeddings": meta.integer(f"{name}.context_length"),
+        "rms_norm_eps": _shortest(meta.number(f"{name}.attention.layer_norm_rms_epsilon")),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
-        "rope_theta": _shortest(meta.get(f"{name}.rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(gguf, name, head_dim),
+        "rope_theta": _shortest(meta.number(f"{name}.rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(gguf, name, meta, head_dim),
         "attention_bias": model_type != "qwen2" and "blk.0.attn_q.bias" in gguf.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in gguf.tensors,
         "torch_dtype": "float32",
@@ -85,17 +83,19 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _special_ids(meta: dict[str, Any]) -> dict[str, Any]:
-    eos = [meta.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
-    unique = list(dict.fromkeys(token for token in eos if token is not None))
+def _special_ids(meta: Fields) -> dict[str, Any]:
+    def special(kind: str) -> int | None:
+        return meta.optional_integer(f"tokenizer.ggml.{kind}_token_id", least=0)
+
+    unique = list(dict.fromkeys(token for token in (special("eos"), special("eot")) if token is not None))
     return {
-        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": special("bos"),
         "eos_token_id": unique[0] if len(unique) == 1 else unique or None,
-        "pad_token_id": meta.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": special("padding"),
     }
 
 
-def _gemma(meta: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _gemma(meta: Fields, config: dict[str, Any]) -> dict[str, Any]:
     layers, pattern = config["num_hidden_layers"], 6
     is_27b = (
         layers == 62
@@ -106,40 +106,43 @@ def _gemma(meta: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
         if is_27b
         else config["head_dim"],
-        "sliding_window": meta["gemma3.attention.sliding_window"],
+        "sliding_window": meta.integer("gemma3.attention.sliding_window"),
         "layer_types": [
             "sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)
         ],
-        "final_logit_softcapping": meta.get("gemma3.final_logit_softcapping"),
+        "final_logit_softcapping": meta.optional_number("gemma3.final_logit_softcapping"),
         "rope_theta": None,
         "rope_scaling": None,
         "rope_parameters": {
             "full_attention": {**scaling, "rope_theta": config["rope_theta"]},
             "sliding_attention": {
                 "rope_type": "default",
-                "rope_theta": _shortest(meta.get("gemma3.rope.freq_base_swa", 10000.0)),
+                "rope_theta": _shortest(meta.number("gemma3.rope.freq_base_swa", 10000.0)),
             },
         },
     }
 
 
-def _rope_scaling(gguf: GGUFFile, name: str, head_dim: int) -> dict[str, Any] | None:
-    meta = gguf.metadata
-    if meta.get(f"{name}.rope.dimension_count", head_dim) != head_dim:
+def _rope_scaling(gguf: GGUFFile, name: str, meta: Fields, head_dim: int) -> dict[str, Any] | None:
+    rotated = meta.integer(f"{name}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
         raise ModelLoadError(
             f"{gguf.path} rotates only part of each head, which is not implemented.",
             parameter=f"{name}.rope.dimension_count",
-            value=meta[f"{name}.rope.dimension_count"],
+            value=rotated,
         )
     if "rope_freqs.weight" in gguf.tensors:
-        return _llama3_scaling(gguf, name, head_dim)
-    kind = meta.get(f"{name}.rope.scaling.type", "none")
-    factor = meta.get(f"{name}.rope.scaling.factor", meta.get(f"{name}.rope.scale_linear"))
+        return _llama3_scaling(gguf, meta.number(f"{name}.rope.freq_base", 10000.0), head_dim)
+    kind = meta.text(f"{name}.rope.scaling.type", "none")
+    factor = meta.optional_number(f"{name}.rope.scaling.factor")
+    if factor is None:
+        factor = meta.optional_number(f"{name}.rope.scale_linear")
     if kind == "none" and factor in (None, 1.0):
         return None
     scaling: dict[str, Any] = {"rope_type": kind, "factor": _shortest(factor or 1.0)}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = meta[f"{name}.rope.scaling.original_context_length"]
+        length = meta.integer(f"{name}.rope.scaling.original_context_length")
+        scaling["original_max_position_embeddings"] = length
     elif kind != "linear":
         raise ModelLoadError(
             f"{gguf.path} scales its rope by {kind!r}, which is not implemented. Implemented: linear, yarn.",
@@ -149,7 +152,7 @@ def _rope_scaling(gguf: GGUFFile, name: str, head_dim: int) -> dict[str, Any] | 
     return scaling
 
 
-def _llama3_scaling(gguf: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
+def _llama3_scaling(gguf: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
     """Llama 3.1 and later: GGUF stores what each frequency is divided by, not the parameters that led to it.
 
     All releases use low 1, high 4 and 8192 trained tokens, and differ in the factor, which is the largest
@@ -157,7 +160,6 @@ def _llama3_scaling(gguf: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
     """
     divisors, _ = gguf.read("rope_freqs.weight")
     factor, low, high, trained = float(divisors.max()), 1.0, 4.0, 8192
-    theta = gguf.metadata.get(f"{name}.rope.freq_base", 10000.0)
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     blend = np.clip((trained / wavelength - low) / (high - low), 0, 1)
     expected = 1 / ((1 - blend) / factor + blend)

@@ -85,7 +85,7 @@ def _plan(gguf: GGUFFile, config: dict[str, Any]) -> list[_Out]:
     layer_names = _GEMMA_LAYER if gemma else _LAYER
     plan: list[_Out] = []
     for t in gguf.tensors.values():
-        if t.name in _IGNORED or (t.name == "output.weight" and config["tie_word_embeddings"]):
+        if t.name in _IGNORED:
             continue
         stem, _, kind = t.name.rpartition(".")
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)

@@ -53,8 +53,12 @@ class GGUFFile:
         self._at = 4
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError, _Truncated) as error:
+        except (struct.error, UnicodeDecodeError, RecursionError, _Damaged) as error:
+            self._data.close()
             raise self._error(f"is truncated or damaged ({error}). Fetch it again") from None
+        except BaseException:
+            self._data.close()
+            raise
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -96,7 +100,7 @@ class GGUFFile:
         table = [self._tensor_info() for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
-            raise _Truncated(f"general.alignment is {alignment!r}")
+            raise _Damaged(f"general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         self.tensors: dict[str, GGUFTensor] = {}
         for name, shape, type_id, offset in table:
@@ -105,7 +109,7 @@ class GGUFFile:
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name, num_dims = self._string(), self._scalar("I")
         if num_dims > _MAX_DIMS:
-            raise _Truncated(f"{name} claims {num_dims} dimensions")
+            raise _Damaged(f"{name} claims {num_dims} dimensions")
         dims = tuple(self._scalar("Q") for _ in range(num_dims))
         return name, dims[::-1], self._scalar("I"), self._scalar("Q")
 
@@ -121,10 +125,10 @@ class GGUFFile:
         for d in shape:  # Python integers: a damaged size cannot overflow
             elements *= d
         if elements % block:
-            raise _Truncated(f"{name} of shape {list(shape)} does not fill whole {kind.name} blocks")
+            raise _Damaged(f"{name} of shape {list(shape)} does not fill whole {kind.name} blocks")
         num_bytes = elements // block * block_bytes
         if offset + num_bytes > self.size:
-            raise _Truncated(f"{name} ends at byte {offset + num_bytes} of {self.size}")
+            raise _Damaged(f"{name} ends at byte {offset + num_bytes} of {self.size}")
         return GGUFTensor(name, shape, kind.name, offset, num_bytes)
 
     def _scalar(self, code: str) -> Any:
@@ -135,7 +139,7 @@ class GGUFFile:
     def _string(self) -> str:
         length = self._scalar("Q")
         if length > self.size - self._at:
-            raise _Truncated(f"a text of {length} bytes at byte {self._at} of {self.size}")
+            raise _Damaged(f"a text of {length} bytes at byte {self._at} of {self.size}")
         self._at += length
         return self._data[self._at - length : self._at].decode("utf-8")
 
@@ -145,15 +149,15 @@ class GGUFFile:
         if kind == _ARRAY:
             item, count = self._scalar("I"), self._scalar("Q")
             if count > self.size - self._at:  # every item takes a byte at least
-                raise _Truncated(f"an array of {count} items at byte {self._at} of {self.size}")
+                raise _Damaged(f"an array of {count} items at byte {self._at} of {self.size}")
             return [self._value(item) for _ in range(count)]
         if kind not in _SCALARS:
-            raise _Truncated(f"value type {kind}")
+            raise _Damaged(f"value type {kind}")
         return self._scalar(_SCALARS[kind])
 
     def _error(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path} {what}.", parameter="model", value=str(self.path))
 
 
-class _Truncated(Exception):
-    """The header asks for more than the file holds."""
+class _Damaged(Exception):
+    """The header asks for more than the file holds, or for what cannot be."""

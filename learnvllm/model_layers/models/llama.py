@@ -6,6 +6,8 @@ Upstream namesake: vllm/model_executor/models/llama.py. Paper: arXiv 2302.13971.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
@@ -46,13 +48,17 @@ class LlamaAttention:
         return self.o_proj(self.attn(positions, q, k, v, ctx))
 
 
+AttentionBlock = Callable[[Tensor, Tensor, StepContext], Tensor]
+"""(positions [T], hidden [T, H], step) -> [T, H]. Qwen3 passes its own."""
+
+
 class LlamaDecoderLayer:
     """Attention, then the feed-forward block, each behind a norm and added to the residual stream."""
 
-    def __init__(self, arch: ModelArchitecture, weights: Weights, index: int, rope: Tensor) -> None:
+    def __init__(self, arch: ModelArchitecture, weights: Weights, self_attn: AttentionBlock) -> None:
         size, eps = arch.hidden_size, arch.rms_norm_eps
         self.input_layernorm = RMSNorm(weights, "input_layernorm", size, eps)
-        self.self_attn = LlamaAttention(arch, weights.at("self_attn"), index, rope)
+        self.self_attn = self_attn
         self.post_attention_layernorm = RMSNorm(weights, "post_attention_layernorm", size, eps)
         self.mlp = GatedMLP(arch, weights.at("mlp"))
 
@@ -70,16 +76,28 @@ class LlamaDecoderLayer:
 
 
 class LlamaForCausalLM(DecoderModel):
-    """Embedding, layers, final norm, head."""
+    """Embedding, layers, final norm, head.
 
-    def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
+    Args:
+        attention: makes a layer's attention of (architecture, weights, layer index, rotary table).
+    """
+
+    def __init__(
+        self,
+        arch: ModelArchitecture,
+        weights: Weights,
+        attention: Callable[[ModelArchitecture, Weights, int, Tensor], AttentionBlock] = LlamaAttention,
+    ) -> None:
         self.arch = arch
         self.held = weights.held
         rope = cos_sin_cache(arch.rope, arch.head_dim, weights.max_positions or arch.max_position_embeddings)
         self.embed_tokens = Embedding(arch, weights)
-        self.layers = [
-            LlamaDecoderLayer(arch, weights.at(f"model.layers.{i}"), i, rope) for i in range(arch.num_layers)
-        ]
+        self.layers = []
+        for i in range(arch.num_layers):
+            layer = weights.at(f"model.layers.{i}")
+            self.layers.append(
+                LlamaDecoderLayer(arch, layer, attention(arch, layer.at("self_attn"), i, rope))
+            )
         self.norm = RMSNorm(weights, "model.norm", arch.hidden_size, arch.rms_norm_eps)
         self.lm_head = LMHead(arch, weights)
 

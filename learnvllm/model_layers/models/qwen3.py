@@ -6,16 +6,15 @@ Upstream namesake: vllm/model_executor/models/qwen3.py. Papers: arXiv 2505.09388
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
 from learnvllm.model_layers.attention import Attention, StepContext
-from learnvllm.model_layers.embedding import Embedding, LMHead
 from learnvllm.model_layers.layernorm import RMSNorm
 from learnvllm.model_layers.linear import Linear
-from learnvllm.model_layers.mlp import GatedMLP
-from learnvllm.model_layers.model import DecoderModel
-from learnvllm.model_layers.rotary_embedding import cos_sin_cache
+from learnvllm.model_layers.models.llama import LlamaForCausalLM
 from learnvllm.model_layers.weights import Weights
 
 
@@ -48,50 +47,5 @@ class Qwen3Attention:
         return self.o_proj(self.attn(positions, self.q_norm(q), self.k_norm(k), v, ctx))
 
 
-class Qwen3DecoderLayer:
-    """Attention, then the feed-forward block, each behind a norm and added to the residual stream."""
-
-    def __init__(self, arch: ModelArchitecture, weights: Weights, index: int, rope: Tensor) -> None:
-        size, eps = arch.hidden_size, arch.rms_norm_eps
-        self.input_layernorm = RMSNorm(weights, "input_layernorm", size, eps)
-        self.self_attn = Qwen3Attention(arch, weights.at("self_attn"), index, rope)
-        self.post_attention_layernorm = RMSNorm(weights, "post_attention_layernorm", size, eps)
-        self.mlp = GatedMLP(arch, weights.at("mlp"))
-
-    def __call__(
-        self, positions: Tensor, hidden: Tensor, residual: Tensor | None, ctx: StepContext
-    ) -> tuple[Tensor, Tensor]:
-        """hidden: what the layer before computed; residual: the stream to add it to (None: first layer)."""
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn(positions, hidden, ctx)
-        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self.mlp(hidden), residual
-
-
-class Qwen3ForCausalLM(DecoderModel):
-    """Embedding, layers, final norm, head."""
-
-    def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
-        self.arch = arch
-        self.held = weights.held
-        rope = cos_sin_cache(arch.rope, arch.head_dim, weights.max_positions or arch.max_position_embeddings)
-        self.embed_tokens = Embedding(arch, weights)
-        self.layers = [
-            Qwen3DecoderLayer(arch, weights.at(f"model.layers.{i}"), i, rope) for i in range(arch.num_layers)
-        ]
-        self.norm = RMSNorm(weights, "model.norm", arch.hidden_size, arch.rms_norm_eps)
-        self.lm_head = LMHead(arch, weights)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        hidden, residual = self.embed_tokens(input_ids), None
-        for layer in self.layers:
-            hidden, residual = layer(positions, hidden, residual, ctx)
-        assert residual is not None  # a model has layers
-        hidden, _ = self.norm.add(hidden, residual)
-        return hidden
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
+Qwen3ForCausalLM = partial(LlamaForCausalLM, attention=Qwen3Attention)
+"""Everything else is Llama's: embedding, layers, final norm, head."""

@@ -191,7 +191,7 @@ def paged_attention(
     Returns out. Upstream: vllm/v1/attention/backends/cpu_attn.py.
     """
     if out is None:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     cpu = cpu_kernels("cpu_attention")
     attend = torch_ref.paged_attention
     if cpu and _is_fp32(q) and _is_paged(k_cache, v_cache) and out.is_contiguous():

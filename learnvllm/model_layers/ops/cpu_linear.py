@@ -20,6 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from learnvllm.model_layers.ops import huge_pages
 from learnvllm.model_layers.ops.jit import Kernel, kernel, my_share, threads_for
 
 PANEL = 16
@@ -41,10 +42,11 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """weight: [out, in] -> [panels, in, 16] in dtype, zeros standing in for features beyond the last."""
     out, width = weight.shape
     panels = -(-out // PANEL)
-    packed = torch.zeros(panels, width, PANEL, dtype=dtype)
+    packed = huge_pages.empty((panels, width, PANEL), dtype)
     whole = out // PANEL
     packed[:whole] = weight[: whole * PANEL].view(whole, PANEL, width).transpose(1, 2)
     if whole < panels:
+        packed[whole].zero_()
         packed[whole, :, : out - whole * PANEL] = weight[whole * PANEL :].T
     return packed
 
