@@ -1,6 +1,7 @@
 """What every test relies on: a thread per worker, no network, a clean environment, repeatable hypothesis."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def _same_working_directory() -> Iterator[None]:
     before = os.getcwd()
     yield
     os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def _same_kernels() -> Iterator[None]:
+    """A worker selects kernels or their twins for its whole process: the next test begins anew."""
+    yield
+    ops = sys.modules.get("learnvllm.model_layers.ops")
+    if ops is not None:
+        ops.select_kernels(None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

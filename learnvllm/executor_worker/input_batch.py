@@ -92,11 +92,10 @@ def attention_metadata(
 ) -> list[AttentionMetadata]:
     """Where the step's tokens live in the cache: one object per KV cache group."""
     max_seq_len = int(batch.seq_lens.max())
-    max_query_len = int(batch.num_scheduled.max())
     query_start_loc = torch.from_numpy(batch.query_start_loc).to(device)
     seq_lens = torch.from_numpy(batch.seq_lens).to(device)
     result = []
-    for group, block_size in enumerate(block_tables.block_sizes):
+    for group in range(len(block_tables.block_sizes)):
         table = block_tables.gather(group, batch.rows, max_seq_len)
         slots = block_tables.slot_mapping(group, batch.token_rows, batch.positions)
         result.append(
@@ -105,9 +104,6 @@ def attention_metadata(
                 seq_lens=seq_lens,
                 block_table=torch.from_numpy(table).to(device),
                 slot_mapping=torch.from_numpy(slots).to(device),
-                max_query_len=max_query_len,
-                max_seq_len=max_seq_len,
-                block_size=block_size,
             )
         )
     return result

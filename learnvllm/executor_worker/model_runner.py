@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnvllm.architecture import envs
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.messages import LogprobsLists
 from learnvllm.architecture.step import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
@@ -24,6 +23,7 @@ from learnvllm.executor_worker.sample.prompt_logprob import PromptLogprobs
 from learnvllm.executor_worker.sample.sampler import Sampler, SamplerOutput
 from learnvllm.executor_worker.sample.states import SamplingStates
 from learnvllm.kv_cache.interface import KVCacheConfig
+from learnvllm.model_layers import ops
 from learnvllm.model_layers.attention import AttentionMetadata, StepContext
 from learnvllm.model_layers.model import DecoderModel
 
@@ -53,10 +53,7 @@ class ModelRunner:
         self.states = RequestState(max_rows, max_tokens)
         self.block_tables = BlockTables(kv_cache_config, max_rows, max_tokens)
         self.model_state = model_state or DefaultModelState(device)
-        use_kernels = device.type == "cpu" and "torch" not in (
-            config.device_config.cpu_kernels,
-            envs.get("LEARNVLLM_CPU_KERNELS"),
-        )
+        use_kernels = device.type == "cpu" and ops.uses_kernels()
         self.sampling_states = SamplingStates(max_rows, model.arch.vocab_size, config.model_config.seed)
         self.sampler = Sampler(self.sampling_states, self.states, use_kernels)
         self.prompt_logprobs = PromptLogprobs(self.states, use_kernels)

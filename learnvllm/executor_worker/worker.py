@@ -21,6 +21,7 @@ from learnvllm.executor_worker.kv_cache import allocate_kv_caches
 from learnvllm.executor_worker.memory import PeakMemory, kv_cache_budget
 from learnvllm.executor_worker.model_runner import ModelRunner
 from learnvllm.kv_cache.interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, KVCacheTensor
+from learnvllm.model_layers import ops
 from learnvllm.model_layers.model import DecoderModel
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,13 @@ class Worker:
         self.runner: ModelRunner
 
     def init_device(self) -> None:
-        """Pick the device; on a CPU also the number of compute threads."""
+        """Pick the device; on a CPU also the number of compute threads, and kernels or their torch twins."""
         self.platform = current_platform(self.config.device_config.device)
         self.device = self.platform.device(self.rank)
         if isinstance(self.platform, CpuPlatform):
             threads = self.platform.num_threads(self.config.device_config.num_threads)
             torch.set_num_threads(threads)
+            ops.select_kernels(self.config.device_config.cpu_kernels)
         else:
             torch.cuda.set_device(self.device)
         logger.info(
@@ -113,9 +115,7 @@ class Worker:
         """Run every path once, so that kernels are loaded (the very first time: compiled) before requests
         come."""
         if self.platform.supports("host_kernels"):
-            from learnvllm.model_layers.ops import warm_up_kernels
-
-            warm_up_kernels(self.model.arch.head_dim)
+            ops.warm_up_kernels(self.model.arch.head_dim)
         self.runner.sampler.warm_up()
         max_seqs = self.config.scheduler_config.max_num_seqs
         budget = self.config.scheduler_config.max_num_batched_tokens

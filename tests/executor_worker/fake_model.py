@@ -51,12 +51,12 @@ class FakeModel(DecoderModel):
         for name, layer_type in zip(self.layer_names, self.arch.layer_types):
             meta = ctx.metadata[name]
             k_cache, v_cache = ctx.kv_caches[name]
-            assert k_cache.shape[2] == meta.block_size
+            block_size = k_cache.shape[2]
             for slot, token, position in zip(
                 meta.slot_mapping.tolist(), input_ids.tolist(), positions.tolist(), strict=True
             ):
                 if slot >= 0:
-                    block, offset = divmod(slot, meta.block_size)
+                    block, offset = divmod(slot, block_size)
                     k_cache[block, :, offset] = token
                     v_cache[block, :, offset] = position
             starts = meta.query_start_loc.tolist()
@@ -66,9 +66,9 @@ class FakeModel(DecoderModel):
                     last = seq_len - (starts[r + 1] - t)
                     first = max(0, last - WINDOW + 1) if layer_type == "sliding_attention" else 0
                     for i in range(first, last + 1):
-                        block = int(meta.block_table[r, i // meta.block_size])
-                        token = float(k_cache[block, 0, i % meta.block_size, 0])
-                        position = float(v_cache[block, 0, i % meta.block_size, 0])
+                        block = int(meta.block_table[r, i // block_size])
+                        token = float(k_cache[block, 0, i % block_size, 0])
+                        position = float(v_cache[block, 0, i % block_size, 0])
                         hashes[t].update(f"{token:.0f}@{position:.0f},".encode())
         for t, digest in enumerate(hashes):
             hidden[t] = torch.from_numpy(_hidden(digest))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from learnvllm.architecture.messages import LogprobsLists
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.executor_worker.sample.prompt_logprob import ROWS_AT_ONCE
+from learnvllm.model_layers import ops
 from tests.executor_worker.configs import make_config
 from tests.executor_worker.driver import Driver
 from tests.executor_worker.fake_model import expected_logits, greedy
@@ -195,6 +199,21 @@ def test_nans_are_reported_for_the_request_that_has_them() -> None:
     output = driver.step({"a": 7, "b": 3})
     assert output.num_nans_in_logits == {"a": 2}
     assert driver.requests["b"].output == greedy(PROMPT[:3], 1, driver.config)
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "kernels"),
+    [("numba", "numba", True), ("torch", "numba", False), ("numba", "torch", False)],
+)
+def test_flag_or_variable_decides_for_the_model_and_the_sampler_alike(
+    flag: Literal["numba", "torch"], variable: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEARNVLLM_CPU_KERNELS", variable)
+    config = make_config()
+    driver = Driver(replace(config, device_config=replace(config.device_config, cpu_kernels=flag)))
+    assert driver.runner.sampler.use_kernels is kernels
+    assert (ops.cpu_kernels("cpu") is not None) is kernels
+    assert (ops.cpu_kernels("cpu_linear") is not None) is kernels
 
 
 def test_the_torch_sampler_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

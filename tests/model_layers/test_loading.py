@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from learnvllm.architecture.config import EngineConfig, ModelConfig
 from learnvllm.architecture.errors import ModelLoadError
-from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.model_arch import MODEL_CLASSES, ModelArchitecture
 from learnvllm.kv_cache.interface import FullAttentionSpec, SlidingWindowSpec
 from learnvllm.model_layers.model import DecoderModel
-from learnvllm.model_layers.registry import load_model
+from learnvllm.model_layers.registry import load_model, model_class
 from tests.model_layers.paged_driver import PagedDriver
 from tests.model_layers.tiny_models import make_tiny_model
 
@@ -103,6 +104,31 @@ def test_a_weight_beyond_half_precision_is_named_and_exact_mode_recommended(dire
     with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.gate_proj\+up_proj.*float32"):
         load(directory, "auto")
     load(directory, "float32")
+
+
+def test_a_table_beyond_half_precision_is_refused_like_any_weight(directory: Path) -> None:
+    edit_tensors(directory, model__embed_tokens__weight=torch.full((320, 64), -1e5))  # the head has its own
+    with pytest.raises(ModelLoadError, match=r"model\.embed_tokens\.weight: .*100000.*float32"):
+        load(directory, "auto")
+    load(directory, "float32")
+
+
+def test_the_log_says_once_which_kernel_computes_how_many_layers(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "learnvllm.model_layers.registry"):
+        model = load(directory)
+    (explanation,) = {model.lm_head.kernel.explain()}  # type: ignore[attr-defined]
+    layers = 4 * model.arch.num_layers + 1  # qkv, o, gate and up, down; the head
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[1:] == [f"{layers} linear layers: {explanation}."]
+    assert f"{model.weight_bytes() / 1e6:.0f} MB" in lines[0]
+
+
+def test_every_model_type_that_a_config_may_name_can_be_built() -> None:
+    """One table says what is implemented; the refusals of config.json and of GGUF print it."""
+    for model_type, name in MODEL_CLASSES.items():
+        assert callable(model_class(model_type)), name
 
 
 def test_bfloat16_on_a_cpu_is_refused_with_the_alternatives(directory: Path) -> None:

@@ -1,8 +1,8 @@
 """The model's operators between its linear layers: one function each, whichever kernel runs it.
 
 CPU tensors in fp32 go to the compiled kernels of `cpu.py`, everything else to the plain torch of
-`torch_ref.py`, which also says what each operator means. LEARNVLLM_CPU_KERNELS=torch turns the kernels off
-(upstream: vllm/_custom_ops.py).
+`torch_ref.py`, which also says what each operator means. `select_kernels` turns the kernels off for a whole
+process (upstream: vllm/_custom_ops.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from types import ModuleType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,17 +27,38 @@ __all__ = [
     "rms_norm",
     "rope_and_cache",
     "rotary_embedding",
+    "select_kernels",
     "silu_and_mul",
+    "uses_kernels",
     "warm_up_kernels",
 ]
 
 
+def select_kernels(name: Literal["numba", "torch"] | None) -> None:
+    """Decide, for all in this process that has a kernel and a twin (the sampler too), which of them runs.
+
+    name: --cpu-kernels; LEARNVLLM_CPU_KERNELS=torch overrules numba. None: as the variable says. A model's
+    linear layers are packed for one or the other while it is built: select before.
+    """
+    global _uses_kernels
+    _uses_kernels = "torch" not in (name, envs.get("LEARNVLLM_CPU_KERNELS"))
+    cpu_kernels.cache_clear()
+
+
+def uses_kernels() -> bool:
+    """Do CPU tensors go to the compiled kernels?"""
+    if _uses_kernels is None:
+        select_kernels(None)
+    return bool(_uses_kernels)
+
+
+_uses_kernels: bool | None = None  # not yet selected
+
+
 @cache
 def cpu_kernels(name: str) -> ModuleType | None:
-    """The module of kernels `name`, loaded on first use; None where LEARNVLLM_CPU_KERNELS says torch."""
-    if envs.get("LEARNVLLM_CPU_KERNELS") == "torch":
-        return None
-    return importlib.import_module(f"{__name__}.{name}")
+    """The module of kernels `name`, loaded on first use; None where torch was selected."""
+    return importlib.import_module(f"{__name__}.{name}") if uses_kernels() else None
 
 
 def _is_fp32(x: Tensor) -> bool:
