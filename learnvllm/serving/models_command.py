@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.model_layers import embedded
-from learnvllm.model_layers.loading.resolve import resolve_model
+from learnvllm.model_layers.loading.resolve import pull_model, resolve_model
 
 
 def list_models() -> int:
@@ -19,13 +22,38 @@ def list_models() -> int:
 
 
 def pull(name: str | None) -> int:
-    """Fetch and convert a model; at once when it is here."""
-    resolved = resolve_model(name)
+    """Fetch and convert a model; when it is here, check its files and make anew what is damaged."""
+    resolved = pull_model(name)
     print(f"{resolved.name} is at {resolved.path}")
     return 0
 
 
 def show_path(name: str | None) -> int:
-    """Only the directory, for scripts."""
-    print(resolve_model(name).path)
+    """Only the directory, for scripts. Fetches nothing.
+
+    Raises:
+        ModelLoadError: the model is not on this machine.
+    """
+    print(_find_here(name))
     return 0
+
+
+def _find_here(name: str | None) -> Path:
+    known = embedded.find(name)
+    if known is not None and known.is_ready():
+        return known.path
+    if known is None and name is not None:
+        if Path(name).expanduser().exists():  # a .gguf file may still be converted; nothing is downloaded
+            return resolve_model(name).path
+        try:
+            from huggingface_hub import snapshot_download
+
+            return Path(snapshot_download(name, local_files_only=True))
+        except Exception:  # many kinds: no such name, no such model, an empty cache
+            pass
+    shown, pull = name or embedded.EMBEDDED.name, "" if name is None else f" {name}"
+    raise ModelLoadError(
+        f"{shown} is not on this machine. Fetch it with `learnvllm models pull{pull}`.",
+        parameter="model",
+        value=shown,
+    )

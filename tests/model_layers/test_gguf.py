@@ -138,6 +138,16 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.rope.dimension_count": 8}, "only part of each head"),
+        ({"llama.attention.head_count": 0}, "head_count must be at least 1"),
+        ({"llama.attention.head_count_kv": [2, 2]}, "head_count_kv must be a whole number"),
+        ({"llama.attention.head_count_kv": 3}, "multiple of num_key_value_heads"),
+        ({"llama.embedding_length": "64"}, "embedding_length must be a whole number"),
+        ({"llama.rope.freq_base": 0.0}, "freq_base must be finite and above 0"),
+        ({"llama.rope.scaling.type": 3}, "scaling.type must be a text"),
+        (
+            {"llama.attention.head_count": 5, "llama.attention.head_count_kv": 5},
+            r"attn_[qk]\.weight of shape .* does not fit its number of heads",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -19,8 +19,9 @@ from learnvllm.model_layers import embedded
 from learnvllm.model_layers.embedded import KnownModel, WheelFile
 from learnvllm.model_layers.loading import cache
 from learnvllm.model_layers.loading.cache import FileRecord, build_directory, read_manifest, verify
-from learnvllm.model_layers.loading.resolve import resolve_model
-from tests.model_layers.tiny_gguf import write_tiny_gguf
+from learnvllm.model_layers.loading.gguf_convert import converted_bytes
+from learnvllm.model_layers.loading.resolve import pull_model, resolve_model
+from tests.model_layers.tiny_gguf import Q, write_tiny_gguf
 from tests.model_layers.tiny_models import make_tiny_model
 
 SOURCE = FileRecord(3, "abc")
@@ -115,6 +116,23 @@ def test_verify_finds_what_sizes_do_not_show(tmp_path: Path) -> None:
     assert verify(target) == ["hello.txt"]
 
 
+def test_a_folder_that_is_being_filled_never_looks_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_TOUCH_EVERY_S", 0.01)
+
+    def fill(folder: Path) -> None:
+        write_hello(folder)
+        os.utime(folder, (1, 1))  # hours go by
+        deadline = time.monotonic() + 30
+        while folder.stat().st_mtime == 1 and time.monotonic() < deadline:
+            os.sched_yield()
+        cache.remove_stale(folder.parent)
+        assert (folder / "hello.txt").exists()
+
+    assert verify(build_directory(tmp_path / "m", "from", SOURCE, fill, 1)) == []
+
+
 def test_builders_at_the_same_time_all_end_with_one_whole_directory(tmp_path: Path) -> None:
     target, barrier, failures = tmp_path / "m", threading.Barrier(6), []
 
@@ -174,11 +192,31 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(gguf_file: Path
     assert resolve_model(str(gguf_file), progress=False).path != first.path
 
 
+@pytest.mark.parametrize("quantization", [Q.F16, Q.Q4_1, Q.F32], ids=lambda q: q.name)
+def test_the_space_asked_for_is_what_the_conversion_writes(quantization: Q, tmp_path: Path) -> None:
+    _, hf = make_tiny_model("llama", tmp_path, intermediate_size=128)
+    source = write_tiny_gguf("llama", hf, tmp_path / "m.gguf", quantization)
+    written = sum(p.stat().st_size for p in resolve_model(str(source), progress=False).path.iterdir())
+    assert written <= converted_bytes(source) <= written + 1_100_000
+
+
+def test_pulling_checks_what_is_there_and_makes_it_anew(gguf_file: Path) -> None:
+    path = pull_model(str(gguf_file), progress=False).path
+    weights = path / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    assert resolve_model(str(gguf_file), progress=False).path == path  # only sizes are looked at
+    assert verify(path) == ["model.safetensors"]
+    assert pull_model(str(gguf_file), progress=False).path == path
+    assert verify(path) == []
+
+
 def test_a_truncated_gguf_leaves_nothing_in_the_cache(gguf_file: Path, home: Path) -> None:
     gguf_file.write_bytes(gguf_file.read_bytes()[:-500])
     with pytest.raises(ModelLoadError, match="truncated"):
         resolve_model(str(gguf_file), progress=False)
-    assert list((home / "models").iterdir()) == []
+    assert not list(home.rglob("*"))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +262,6 @@ def known(gguf_file: Path) -> KnownModel:
         ),
         num_bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
-        converted_bytes=1000,
     )
 
 
@@ -298,4 +335,6 @@ def test_without_a_network_it_says_how_to_bring_the_file(
 def test_the_embedded_model_goes_by_its_name_in_any_case_and_by_none() -> None:
     assert embedded.find(None) is embedded.EMBEDDED
     assert embedded.find("SmolLM2-135M-Instruct") is embedded.EMBEDDED
+    for name in ("gemma3-270m", "Gemma-3-270M", "gemma-3-270m", "GEMMA3-270M"):
+        assert embedded.find(name) is embedded.GEMMA3
     assert embedded.find("something-else") is None

@@ -11,8 +11,10 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 """Raised when the conversion changes what it writes: older directories are then made anew."""
 _STALE_AFTER_S = 3600.0
+_TOUCH_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ def build_directory(
     except OSError as error:
         raise _disk_error(target, error) from None
     try:
-        fill(work)
+        with kept_fresh(work):
+            fill(work)
         files = {p.name: record_of(p) for p in sorted(work.iterdir())}
         manifest = Manifest(FORMAT_VERSION, source, source_record, files)
         (work / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
@@ -128,6 +132,25 @@ def _move_into_place(work: Path, target: Path) -> None:
         finally:
             shutil.rmtree(broken, ignore_errors=True)
     raise OSError(f"{target} keeps being replaced by something else")
+
+
+@contextmanager
+def kept_fresh(folder: Path) -> Iterator[None]:
+    """Touch the folder every minute, so that however long its filling takes, `remove_stale` lets it be."""
+    done = threading.Event()
+
+    def touch() -> None:
+        while not done.wait(_TOUCH_EVERY_S):
+            with suppress(OSError):
+                os.utime(folder)
+
+    thread = threading.Thread(target=touch, name=f"touching {folder.name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def remove_stale(parent: Path) -> None:

@@ -8,6 +8,7 @@ fp32. vLLM has no namesake any more: its GGUF loader left for a plugin in the su
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,10 @@ class _Out:
     dtype: str
     transform: Transform | None
 
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.source.shape) * (4 if self.dtype == "F32" else 2)
+
 
 def convert_gguf(source: Path, directory: Path, progress: bool = True) -> None:
     """Write the converted model into `directory`, which must exist and be empty.
@@ -77,6 +82,17 @@ def convert_gguf(source: Path, directory: Path, progress: bool = True) -> None:
                 json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
             )
         _write_safetensors(gguf, plan, directory / "model.safetensors", progress)
+
+
+def converted_bytes(source: Path) -> int:
+    """What `convert_gguf` will write, to a megabyte or so: 16-bit weights stay, quantized ones become fp32.
+
+    Raises:
+        ModelLoadError: as `convert_gguf`.
+    """
+    with GGUFFile(source) as gguf:
+        weights = sum(out.num_bytes for out in _plan(gguf, model_config(gguf)))
+    return weights + source.stat().st_size // 50 + 1_000_000  # and the tokenizer
 
 
 def _plan(gguf: GGUFFile, config: dict[str, Any]) -> list[_Out]:
@@ -122,11 +138,10 @@ def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 def _write_safetensors(gguf: GGUFFile, plan: list[_Out], path: Path, progress: bool) -> None:
     """Header, then tensor after tensor: at no time is more than one of them in memory."""
-    width = {"F32": 4, "F16": 2, "BF16": 2}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for out in plan:
-        begin, end = end, end + int(np.prod(out.source.shape)) * width[out.dtype]
+        begin, end = end, end + out.num_bytes
         header[out.name] = {"dtype": out.dtype, "shape": list(out.source.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
@@ -138,6 +153,14 @@ def _write_safetensors(gguf: GGUFFile, plan: list[_Out], path: Path, progress: b
         for out in plan:
             values, _ = gguf.read(out.source.name)
             if out.transform is not None:
-                values = out.transform(values)
+                try:
+                    values = out.transform(values)
+                except ValueError:
+                    raise ModelLoadError(
+                        f"{gguf.path} has {out.source.name} of shape {list(out.source.shape)}, which does "
+                        "not fit its number of heads.",
+                        parameter="model",
+                        value=out.source.name,
+                    ) from None
             file.write(np.ascontiguousarray(values).data)
             bar.update(values.nbytes)

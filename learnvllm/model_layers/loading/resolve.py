@@ -6,6 +6,7 @@ Every one of them becomes a directory with config, tokenizer and safetensors. Im
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,13 +52,27 @@ def resolve_model(model: str | None, progress: bool = True) -> ResolvedModel:
     return _from_hub(model)
 
 
+def pull_model(model: str | None, progress: bool = True) -> ResolvedModel:
+    """As `resolve_model`, and what was converted earlier is checked to the last byte and made anew if bad.
+
+    Raises:
+        ModelLoadError: as `resolve_model`.
+    """
+    resolved = resolve_model(model, progress)
+    is_ours = resolved.path.parent == envs.home() / "models" and not (model and Path(model).is_dir())
+    if is_ours and cache.verify(resolved.path):
+        shutil.rmtree(resolved.path)
+        resolved = resolve_model(model, progress)
+    return resolved
+
+
 def converted_gguf(source: Path, progress: bool = True) -> Path:
     """The directory a GGUF file was converted into. Found again by its path, size and time of change.
 
     Raises:
         ModelLoadError: it does not exist or cannot be converted.
     """
-    from learnvllm.model_layers.loading.gguf_convert import convert_gguf
+    from learnvllm.model_layers.loading.gguf_convert import convert_gguf, converted_bytes
 
     if not source.is_file():
         raise ModelLoadError(f"{source} does not exist.", parameter="model", value=str(source))
@@ -71,7 +86,7 @@ def converted_gguf(source: Path, progress: bool = True) -> Path:
         source=str(source.resolve()),
         source_record=cache.record_of(source),
         fill=lambda directory: convert_gguf(source, directory, progress),
-        needed_bytes=8 * stat.st_size,  # 4-bit weights become fp32
+        needed_bytes=converted_bytes(source),
     )
 
 
