@@ -65,7 +65,7 @@ class ModelConfig:
     """Directory with config.json, tokenizer.json and *.safetensors."""
     arch: ModelArchitecture
     dtype: Dtype = "auto"
-    """auto: fp16-packed weights with fp32 activations. float32: the exact path, which the oracle tests use."""
+    """auto: fp16-packed weights, fp32 activations. float32: the exact path, which the oracle tests use."""
     max_model_len: int = 0
     """Longest prompt + output in tokens; 0 takes the model's own limit."""
     seed: int = 0

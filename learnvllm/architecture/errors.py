@@ -67,6 +67,12 @@ class ServerError(LearnVLLMError):
 class EngineDeadError(ServerError):
     """The engine process has died or been shut down; no request can be served any more."""
 
+    def again(self) -> EngineDeadError:
+        """The same news for one more caller: one object raised again and again collects all tracebacks."""
+        fresh = EngineDeadError(*self.args)
+        fresh.__cause__ = self.__cause__
+        return fresh
+
 
 class EngineTimeoutError(ServerError):
     """The engine did not become ready, or did not answer, within the time allowed."""

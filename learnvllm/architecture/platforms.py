@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 Capability = Literal["host_kernels", "memory_statistics"]
-"""host_kernels: operators compiled for the CPU run here. memory_statistics: torch's allocator counts the peak."""
+"""host_kernels: operators compiled for the CPU run here. memory_statistics: the allocator counts the peak."""
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 

@@ -73,8 +73,8 @@ class ModelRunnerOutput:
     forward_seconds: float = 0.0
     """Wall time of the model forward alone, for tracing and the engine-share benchmark."""
     num_nans_in_logits: dict[str, int] = field(default_factory=dict)
-    """Request id -> NaNs among the logits its token was sampled from; only requests that had any. The token is
-    the best of the others, so the batch goes on; the scheduler ends the request with FINISHED_ERROR."""
+    """Request id -> NaNs among the logits its token was sampled from; only requests that had any. The token
+    is the best of the others, so the batch goes on; the scheduler ends the request with FINISHED_ERROR."""
 
 
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])

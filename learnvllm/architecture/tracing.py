@@ -49,8 +49,8 @@ class StepEvent(msgspec.Struct, omit_defaults=True):
     blocks_evicted: list[int] = []
     """Cached blocks whose content was given up in this step."""
     phases: dict[str, float] = {}
-    """Phase name (schedule, execute, forward, update) -> seconds. execute is the time from the end of schedule
-    to the beginning of update: under async scheduling it includes waiting for the step before."""
+    """Phase name (schedule, execute, forward, update) -> seconds. execute lasts from the end of schedule to
+    the beginning of update: under async scheduling it includes waiting for the step before."""
 
 
 class StepTracer(Protocol):

@@ -52,7 +52,6 @@ class AsyncLLM:
         self.output_processor = OutputProcessor(tokenizer, log_stats=stat_loggers is not None)
         self.stat_loggers = stat_loggers
         self._output_handler: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
 
     # -------------------------------------------------------------------------------------------- requests
 
@@ -131,7 +130,6 @@ class AsyncLLM:
             stats = IterationStats()
             self.output_processor.process_outputs([], iteration_stats=stats)
             self.stat_loggers.record(None, stats)
-        self._note_idle()
 
     # ------------------------------------------------------------------------------------- the output task
 
@@ -151,9 +149,7 @@ class AsyncLLM:
         except Exception as error:  # a fault of ours; nobody may be left waiting
             logger.exception("Processing the engine's outputs failed.")
             self.output_processor.fail_all(EngineDeadError(f"Processing outputs failed: {error}"))
-            self.engine_core.shutdown()
-        finally:
-            self._note_idle()
+            await asyncio.to_thread(self.engine_core.shutdown)  # waits for the process
 
     async def _handle_one(self) -> None:
         outputs = await self.engine_core.get_output_async()
@@ -166,11 +162,6 @@ class AsyncLLM:
             self.engine_core.abort_requests(processed.reqs_to_abort)
         if self.stat_loggers is not None and stats is not None:
             self.stat_loggers.record(outputs.scheduler_stats, stats)
-        self._note_idle()
-
-    def _note_idle(self) -> None:
-        if not self.output_processor.has_unfinished_requests():
-            self._idle.set()
 
     # ----------------------------------------------------------------------------------------------- state
 
@@ -204,20 +195,10 @@ class AsyncLLM:
         """Call a method of every worker; the results by rank."""
         return await self.engine_core.call_utility_async("collective_rpc", method, list(args), timeout)
 
-    async def wait_for_requests_to_drain(self, timeout: float | None = None) -> bool:
-        """Wait until no request is unfinished; False if `timeout` seconds did not suffice."""
-        try:
-            async with asyncio.timeout(timeout):
-                while self.output_processor.has_unfinished_requests():
-                    self._idle.clear()
-                    await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
-
     def shutdown(self) -> None:
-        """Stop the engine process. Whoever still waits gets EngineDeadError."""
+        """Stop the engine process and wait for it; may be called from any thread.
+
+        Nothing of the event loop is touched here: the output task learns of the end as of any death, and
+        gives EngineDeadError to whoever still waits.
+        """
         self.engine_core.shutdown()
-        self.output_processor.fail_all(self.dead_error)
-        if self._output_handler is not None and not self._output_handler.get_loop().is_closed():
-            self._output_handler.cancel()

@@ -34,6 +34,8 @@ from learnvllm.scheduling.interface import SchedulerInterface
 logger = logging.getLogger(__name__)
 
 ExecutorFactory = Callable[[EngineConfig], Executor]
+CoreFactory = Callable[[EngineConfig], "EngineCore"]
+"""A module-level function, so that it can be pickled for another process."""
 SchedulerFactory = Callable[[EngineConfig, KVCacheConfig, StepTracer | None], SchedulerInterface]
 
 ASYNC_STEPS_IN_FLIGHT = 2
@@ -112,8 +114,8 @@ class EngineCore:
     def preprocess_request(self, request: EngineCoreRequest) -> Request:
         """The scheduler's form of a request. Hashes its prompt, so it may run on another thread.
 
-        Only values that would break a step, and so hurt every other request, are looked at here; the scheduler
-        refuses what it could never run.
+        Only values that would break a step, and so hurt every other request, are looked at here; the
+        scheduler refuses what it could never run.
 
         Raises:
             ValidationError: a token id is outside the vocabulary, or a sampling parameter cannot be served.
@@ -166,7 +168,9 @@ class EngineCore:
     def step_with_batch_queue(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
         """Keep the executor busy: schedule the next step before waiting for the one that runs.
 
-        Returns at once, without outputs, while there is room for another step in flight.
+        At most two steps are in flight: one that runs and one behind it. So of a series of calls the first
+        schedules step 1 and returns {} at once; every later one schedules step n + 1, then waits for step n
+        and returns its outputs. Once nothing is left to schedule, calls only wait.
         """
         executed = False
         if self.scheduler.has_requests():

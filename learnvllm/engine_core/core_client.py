@@ -9,19 +9,16 @@ from __future__ import annotations
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import EngineDeadError, LearnVLLMError
 from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from learnvllm.engine_core.core import EngineCore, refused_output
 from learnvllm.engine_core.protocol import EngineReady
-
-CoreFactory = Callable[[EngineConfig], EngineCore]
 
 
 class EngineCoreClient(ABC):
@@ -95,7 +92,7 @@ class InprocClient(SyncEngineCoreClient):
                 outputs, _ = self.core.step()
         except Exception as error:
             self._dead = EngineDeadError(f"The engine cannot go on: {type(error).__name__}: {error}")
-            raise self._dead from error
+            raise self._dead from error  # later callers get it again, with its cause
         return outputs.get(0) or EngineCoreOutputs()
 
     def submit_utility(self, method: str, *args: Any) -> Future[Any]:
@@ -108,7 +105,7 @@ class InprocClient(SyncEngineCoreClient):
 
     def check_health(self) -> None:
         if self._dead is not None:
-            raise self._dead
+            raise self._dead.again()
 
     def shutdown(self) -> None:
         if self._dead is None:

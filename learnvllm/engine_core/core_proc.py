@@ -7,39 +7,34 @@ sends. Between them and the loop are plain queues. Upstream namesake: vllm/v1/en
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
-from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import msgspec
 import zmq
 
-from learnvllm.architecture import envs
 from learnvllm.architecture.config import EngineConfig
-from learnvllm.architecture.errors import ClientError, LearnVLLMError, ValidationError
+from learnvllm.architecture.errors import ClientError, LearnVLLMError, ServerError, ValidationError
 from learnvllm.architecture.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
 from learnvllm.architecture.request import Request
-from learnvllm.engine_core.core import EngineCore, refused_output
+from learnvllm.engine_core.core import CoreFactory, EngineCore, refused_output
 from learnvllm.engine_core.protocol import (
     ENGINE_CORE_DEAD,
+    OUTPUT_SOCKET_READY,
     EngineCoreRequestType,
     StartupFailed,
     UtilityCall,
     to_remote_error,
 )
 from learnvllm.engine_core.serial import FrameSender, MsgpackDecoder
+from learnvllm.executor_worker.processes import end_with_parent, set_up_process
 
 logger = logging.getLogger(__name__)
-
-CoreFactory = Callable[[EngineConfig], EngineCore]
-"""Builds the core inside the new process; a module-level function, so that it can be pickled."""
 
 LINGER_MS = 4000
 """How long a closing socket tries to deliver its last messages."""
@@ -59,6 +54,8 @@ class Signal(Enum):
     DRAIN = auto()
     """Finish what runs, then stop."""
     STOP = auto()
+    EXECUTOR_FAILED = auto()
+    """A worker died, perhaps while nothing ran."""
 
 
 InputItem = Request | UtilityCall | Signal | list[str]
@@ -81,6 +78,8 @@ class EngineCoreProc:
         self.input_queue: queue.SimpleQueue[InputItem] = queue.SimpleQueue()
         self._aborts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._output_queue: queue.SimpleQueue[EngineCoreOutputs | bytes | None] = queue.SimpleQueue()
+        self.core.executor.register_failure_callback(lambda: self.input_queue.put(Signal.EXECUTOR_FAILED))
+        self._output_error: Exception | None = None
         self._draining = False
         self._stopping = False
         self._input_socket, self._output_socket = input_socket, output_socket
@@ -102,6 +101,8 @@ class EngineCoreProc:
         finally:
             self._output_queue.put(None)
             self._output_thread.join()
+        if self._output_error is not None:
+            raise ServerError("The engine's outputs cannot be sent.") from self._output_error
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -125,6 +126,8 @@ class EngineCoreProc:
             self._draining = True
         elif item is Signal.STOP:
             self._stopping = True
+        elif item is Signal.EXECUTOR_FAILED:
+            self.core.check_health()  # raises
 
     def _add(self, request: Request) -> None:
         try:
@@ -189,10 +192,11 @@ class EngineCoreProc:
     def _send_outputs(self) -> None:
         try:
             self._send_until_told_to_stop()
-        except Exception:  # nobody may be left waiting for what cannot be sent
-            logger.exception("The engine's outputs cannot be sent.")
-            self._output_socket.send(ENGINE_CORE_DEAD)
+        except Exception as error:  # nobody may be left waiting: `run` raises it
+            self._output_error = error
             self.input_queue.put(Signal.STOP)
+            with suppress(zmq.ZMQError):
+                self._output_socket.send(ENGINE_CORE_DEAD)
         self._output_socket.close(linger=LINGER_MS)
 
     def _send_until_told_to_stop(self) -> None:
@@ -203,25 +207,35 @@ class EngineCoreProc:
                 continue
             try:
                 sender.send(item)
-            except TypeError as error:  # the result of a utility call may be anything
-                call = item.utility_output
-                if call is None:
-                    raise
-                sender.send(EngineCoreOutputs(utility_output=_unsendable(call.call_id, error)))
+            except zmq.ZMQError:
+                raise
+            except Exception as error:  # one message that cannot be encoded is not the end of the others
+                sender.send(self._replace_unsendable(item, error))
 
-
-def _unsendable(call_id: int, error: TypeError) -> UtilityOutput:
-    return UtilityOutput(call_id, error=to_remote_error(ValidationError(f"The result {error}.")))
+    def _replace_unsendable(self, item: EngineCoreOutputs, error: Exception) -> EngineCoreOutputs:
+        """What is said instead: the call failed (its result may be anything), or these requests have."""
+        if item.utility_output is not None:
+            remote = to_remote_error(ValidationError(f"The result cannot be sent: {error}."))
+            return EngineCoreOutputs(utility_output=UtilityOutput(item.utility_output.call_id, error=remote))
+        logger.error("Outputs of a step cannot be sent.", exc_info=error)
+        request_ids = [output.request_id for output in item.outputs]
+        self.input_queue.put(request_ids)  # to abort them
+        failure = ServerError(f"The engine's output cannot be sent: {error}.")
+        return EngineCoreOutputs(outputs=[refused_output(r, failure) for r in request_ids])
 
 
 def run_engine_core(
     core_factory: CoreFactory, config: EngineConfig, addresses: EngineAddresses, engine_index: int = 0
 ) -> None:
     """Entry point of the engine process. Exit code 0: told to stop; 1: could not start or could not go on."""
-    logging.basicConfig(level=envs.get("LEARNVLLM_LOG_LEVEL"), format="%(levelname)s [engine] %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the front end decides
-    stop: list[Callable[[], None]] = []
-    threading.Thread(target=_watch_parent, args=(stop,), name="parent-watch", daemon=True).start()
+    set_up_process("engine")
+    proc: EngineCoreProc | None = None
+
+    def stop() -> None:  # a running step may end in order, but not for ever
+        if proc is not None:
+            proc.input_queue.put(Signal.STOP)
+
+    end_with_parent(stop, PARENT_DEATH_GRACE_S)
     context = zmq.Context()
     input_socket = _connect(context, zmq.DEALER, addresses.input, identity=engine_index.to_bytes(2, "little"))
     output_socket = _connect(context, zmq.PUSH, addresses.output)
@@ -229,12 +243,12 @@ def run_engine_core(
     exit_code = 1
     try:
         try:
-            core = _start(core_factory, config, input_socket)
+            core = _start(core_factory, config, input_socket, output_socket)
         except ClientError:  # told to the client, who can do something about it: no traceback here
             sys.exit(exit_code)
         proc = EngineCoreProc(core, input_socket, output_socket)
-        stop.append(lambda: proc.input_queue.put(Signal.STOP))
-        signal.signal(signal.SIGTERM, lambda *_: proc.input_queue.put(Signal.DRAIN))
+        put = proc.input_queue.put
+        signal.signal(signal.SIGTERM, lambda *_: put(Signal.DRAIN))
         proc.run()
         exit_code = 0
     except Exception:
@@ -249,9 +263,15 @@ def run_engine_core(
     sys.exit(exit_code)
 
 
-def _start(core_factory: CoreFactory, config: EngineConfig, socket: zmq.Socket[bytes]) -> EngineCore:
+def _start(
+    core_factory: CoreFactory,
+    config: EngineConfig,
+    socket: zmq.Socket[bytes],
+    output_socket: zmq.Socket[bytes],
+) -> EngineCore:
     try:
         core = core_factory(config)
+        output_socket.send(OUTPUT_SOCKET_READY)
         socket.send(msgspec.msgpack.encode(("READY", core.ready_message())))
         return core
     except BaseException as error:
@@ -268,15 +288,3 @@ def _connect(
         socket.identity = identity
     socket.connect(address)
     return socket
-
-
-def _watch_parent(stop: list[Callable[[], None]]) -> None:
-    """End with the front end, however it ended: an engine nobody can reach must not keep the memory."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    wait([parent.sentinel])
-    for call in stop:
-        call()
-    threading.Event().wait(PARENT_DEATH_GRACE_S)  # a running step may end in order, but not for ever
-    os._exit(1)

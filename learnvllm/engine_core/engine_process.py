@@ -9,12 +9,11 @@ import atexit
 import multiprocessing
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,10 @@ import zmq
 from learnvllm.architecture import envs
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ConfigError, EngineDeadError, EngineTimeoutError
-from learnvllm.engine_core.core_proc import CoreFactory, EngineAddresses, run_engine_core
+from learnvllm.engine_core.core import CoreFactory
+from learnvllm.engine_core.core_proc import EngineAddresses, run_engine_core
 from learnvllm.engine_core.protocol import EngineReady, StartupFailed, from_remote_error
+from learnvllm.executor_worker.processes import main_module_hidden
 
 POLL_MS = 100
 """How often a waiting client looks whether the process still lives."""
@@ -49,27 +50,21 @@ class EngineProcess:
         self, core_factory: CoreFactory, config: EngineConfig, ready_timeout_s: float | None = None
     ) -> None:
         timeout = envs.get("LEARNVLLM_ENGINE_READY_TIMEOUT_S") if ready_timeout_s is None else ready_timeout_s
-        self._directory = Path(tempfile.mkdtemp(prefix="learnvllm-"))
-        self.context = zmq.Context()
-        self.input_socket, input_address = self._bind(zmq.ROUTER, "in")
-        self.output_socket, output_address = self._bind(zmq.PULL, "out")
-        # spawn: a forked child would inherit locks and threads of a library it must set up for itself.
-        self.process = multiprocessing.get_context("spawn").Process(
-            target=run_engine_core,
-            args=(core_factory, config, EngineAddresses(input_address, output_address)),
-            name="learnvllm-engine",
-        )
-        with _main_module_hidden(core_factory):
-            self.process.start()
-        # Registered after multiprocessing's own exit handler, so run before it, which would wait for ever.
-        self._at_exit = _kill_at_exit(self)
-        try:
+        with ExitStack() as undo:  # what a failure leaves behind
+            self._directory = Path(tempfile.mkdtemp(prefix="learnvllm-"))
+            undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            self.context = zmq.Context()
+            undo.callback(self.context.destroy, linger=0)
+            self.input_socket, input_address = self._bind(zmq.ROUTER, "in")
+            self.output_socket, output_address = self._bind(zmq.PULL, "out")
+            self.process = _spawn(core_factory, config, EngineAddresses(input_address, output_address))
+            # Registered after multiprocessing's own exit handler, so run before it, which would wait.
+            self._at_exit = _kill_at_exit(self)
+            undo.callback(self.shutdown, graceful=False)
             self.identity, self.ready = self._wait_until_ready(timeout)
             if self.ready.config_hash != config.config_hash():
                 raise ConfigError("The engine process runs another configuration than this client.")
-        except BaseException:
-            self.shutdown(graceful=False)
-            raise
+            undo.pop_all()
 
     def _bind(self, kind: int, name: str) -> tuple[zmq.Socket[bytes], str]:
         socket: zmq.Socket[bytes] = self.context.socket(kind)
@@ -99,6 +94,10 @@ class EngineProcess:
         identity, payload = self.input_socket.recv_multipart()
         kind, body = msgspec.msgpack.decode(payload)
         if kind == "READY":
+            self.output_socket.recv()  # OUTPUT_SOCKET_READY, sent before it
+            shutil.rmtree(
+                self._directory
+            )  # connected: no exit, however hard, leaves the sockets' files behind
             return identity, msgspec.convert(body, EngineReady)
         raise from_remote_error(msgspec.convert(body, StartupFailed).error)
 
@@ -128,23 +127,14 @@ class EngineProcess:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-@contextmanager
-def _main_module_hidden(core_factory: CoreFactory) -> Iterator[None]:
-    """Keep the child from importing the caller's script again, as spawn does.
-
-    The engine needs nothing of it, so a script works without an `if __name__ == "__main__"` guard, and what
-    it imports is not loaded twice.
-    """
-    main = sys.modules["__main__"]
-    names = [] if core_factory.__module__ == "__main__" else ["__spec__", "__file__"]
-    saved = {name: getattr(main, name) for name in names if hasattr(main, name)}
-    for name in saved:
-        setattr(main, name, None)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(main, name, value)
+def _spawn(core_factory: CoreFactory, config: EngineConfig, addresses: EngineAddresses) -> BaseProcess:
+    # spawn: a forked child would inherit locks and threads of a library it must set up for itself.
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_engine_core, args=(core_factory, config, addresses), name="learnvllm-engine"
+    )
+    with main_module_hidden(core_factory):
+        process.start()
+    return process
 
 
 def _kill_at_exit(engine: EngineProcess) -> Any:

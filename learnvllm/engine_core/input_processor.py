@@ -1,4 +1,4 @@
-"""The front end's door: a prompt and parameters become an EngineCoreRequest, or an error that names the field.
+"""The front end's door: a prompt and parameters become an EngineCoreRequest, or an error naming the field.
 
 A caller learns of his mistake here, before anything is queued. The engine does not rely on it, as other
 clients may reach it: EngineCore.preprocess_request refuses values that would break a step, the scheduler
@@ -198,9 +198,8 @@ class InputProcessor:
             optional = name == "cache_salt" and text is None
             if not optional and not (isinstance(text, str) and is_utf8(text)):
                 raise ValidationError(f"{name}={text!r} must be a string.", parameter=name, value=text)
-        if arrival_time is not None and not (
-            type(arrival_time) in (int, float) and abs(arrival_time) <= MAX_FLOAT
-        ):
+        is_number = isinstance(arrival_time, int | float) and abs(arrival_time) <= MAX_FLOAT
+        if arrival_time is not None and not is_number:
             raise ValidationError(
                 f"arrival_time={arrival_time!r} must be seconds since the epoch.",
                 parameter="arrival_time",

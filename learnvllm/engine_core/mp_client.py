@@ -13,12 +13,14 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import EngineDeadError
 from learnvllm.architecture.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
-from learnvllm.engine_core.core_client import CoreFactory, EngineCoreClient, SyncEngineCoreClient
+from learnvllm.engine_core.core import CoreFactory
+from learnvllm.engine_core.core_client import EngineCoreClient, SyncEngineCoreClient
 from learnvllm.engine_core.engine_process import POLL_MS, EngineProcess
 from learnvllm.engine_core.protocol import (
     ENGINE_CORE_DEAD,
@@ -32,7 +34,7 @@ Received = EngineCoreOutputs | EngineDeadError
 
 
 class MPClient(EngineCoreClient):
-    """What both have in common. Calls of one client come from one thread, as ZMQ sockets demand."""
+    """What both have in common. Calls come from one thread; only `shutdown` may come from another."""
 
     def __init__(
         self, core_factory: CoreFactory, config: EngineConfig, ready_timeout_s: float | None = None
@@ -44,6 +46,8 @@ class MPClient(EngineCoreClient):
         self._calls: dict[int, Future[Any]] = {}
         self._dead: EngineDeadError | None = None
         self._closing = threading.Event()
+        self._sending = threading.Lock()
+        """A ZMQ socket has one user at a time."""
         self._receiver = threading.Thread(target=self._receive, name="engine-outputs", daemon=True)
         self._receiver.start()
 
@@ -57,13 +61,18 @@ class MPClient(EngineCoreClient):
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids and self._dead is None:
-            self._send(EngineCoreRequestType.ABORT, request_ids)
+            with suppress(EngineDeadError):  # then they are gone anyway
+                self._send(EngineCoreRequestType.ABORT, request_ids)
 
     def submit_utility(self, method: str, *args: Any) -> Future[Any]:
         self.check_health()
         call = UtilityCall(next(self._call_ids), method, list(args))
         future = self._calls[call.call_id] = Future()
-        self._send(EngineCoreRequestType.UTILITY, call)
+        try:
+            self._send(EngineCoreRequestType.UTILITY, call)
+        except BaseException:
+            self._calls.pop(call.call_id, None)
+            raise
         if self._dead is not None:  # died meanwhile: the receiver may have missed this one
             self._fail_calls(self._dead)
         return future
@@ -75,20 +84,25 @@ class MPClient(EngineCoreClient):
 
     def check_health(self) -> None:
         if self._dead is not None:
-            raise self._dead
+            raise self._dead.again()
 
     def shutdown(self) -> None:
-        if self._closing.is_set():
-            return
-        self._closing.set()
+        with self._sending:
+            if self._closing.is_set():
+                return
+            self._closing.set()  # nothing else is sent from here on
         self._receiver.join()
         if self._dead is None:
-            self._send(EngineCoreRequestType.SHUTDOWN, None)
+            self._engine.send(EngineCoreRequestType.SHUTDOWN.value, *self._encoder.encode(None))
             self._die("The engine has been shut down.")
         self._engine.shutdown()
 
     def _send(self, kind: EngineCoreRequestType, message: Any) -> None:
-        self._engine.send(kind.value, *self._encoder.encode(message))
+        frames = self._encoder.encode(message)
+        with self._sending:
+            if self._closing.is_set():
+                raise EngineDeadError("The engine has been shut down.")
+            self._engine.send(kind.value, *frames)
 
     # ------------------------------------------------------------------------------- the receiving thread
 
@@ -140,7 +154,7 @@ class MPClient(EngineCoreClient):
         while self._calls:
             _, future = self._calls.popitem()
             if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+                future.set_exception(error.again())
 
 
 class SyncMPClient(MPClient, SyncEngineCoreClient):
@@ -159,7 +173,7 @@ class SyncMPClient(MPClient, SyncEngineCoreClient):
         received = self._outputs.get()
         if isinstance(received, EngineDeadError):
             self._outputs.put(received)  # for the next caller, too
-            raise received
+            raise received.again()
         return received
 
 
@@ -189,7 +203,7 @@ class AsyncMPClient(MPClient):
                 await self._arrived.wait()
         received = self._outputs[0]
         if isinstance(received, EngineDeadError):
-            raise received  # and stays, for the next caller
+            raise received.again()  # it stays, for the next caller
         return self._outputs.popleft()  # type: ignore[return-value]
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:

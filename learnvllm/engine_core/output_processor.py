@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.errors import EngineDeadError, ValidationError
 from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from learnvllm.architecture.outputs import RequestOutput
 from learnvllm.engine_core.metrics.stats import IterationStats
@@ -163,16 +163,16 @@ class OutputProcessor:
         return aborted
 
     def forget(self, request_id: str) -> list[str]:
-        """Drop a request that could not be added, as if it had never come; returns the ids the core may know."""
+        """Drop a request that could not be added, as if it had never come; returns ids the core may know."""
         parent = self.parent_requests.pop(request_id, None)
         ids = [request_id] if parent is None else parent.child_ids()
         return [child_id for child_id in ids if self.request_states.pop(child_id, None) is not None]
 
-    def fail_all(self, error: Exception) -> None:
+    def fail_all(self, error: EngineDeadError) -> None:
         """The engine is gone: every waiting consumer gets `error`."""
         for state in self.request_states.values():
             if state.queue is not None:
-                state.queue.put(error)
+                state.queue.put(error.again())
         self.request_states.clear()
         self.parent_requests.clear()
 

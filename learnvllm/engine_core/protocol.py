@@ -19,6 +19,10 @@ ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
 """The last message of an engine that could not go on."""
 
 
+OUTPUT_SOCKET_READY = b"OUTPUT_SOCKET_READY"
+"""The first message on the output socket: both sockets are connected, so their files may go."""
+
+
 class EngineCoreRequestType(Enum):
     """First frame of every message to the engine."""
 
@@ -58,13 +62,18 @@ class StartupFailed(msgspec.Struct, array_like=True):
 
 
 def to_remote_error(error: BaseException) -> RemoteError:
-    """Flatten an exception so that it can cross a process."""
+    """Flatten an exception so that it can cross a process, whatever is in it."""
     if isinstance(error, ValidationError):
-        plain = isinstance(error.value, str | int | float | bool | None)
-        return RemoteError(
-            type(error).__name__, error.message, error.parameter, error.value if plain else repr(error.value)
-        )
-    return RemoteError(type(error).__name__, str(error))
+        value = error.value
+        if not (value is None or (isinstance(value, bool | float | int) and abs(value) < 2**63)):
+            value = _sendable(value if isinstance(value, str) else repr(value))
+        return RemoteError(type(error).__name__, _sendable(error.message), error.parameter, value)
+    return RemoteError(type(error).__name__, _sendable(str(error)))
+
+
+def _sendable(text: str) -> str:
+    """Lone surrogates have no place in UTF-8."""
+    return text.encode(errors="replace").decode()
 
 
 def from_remote_error(remote: RemoteError) -> LearnVLLMError:

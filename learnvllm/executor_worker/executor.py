@@ -68,6 +68,7 @@ class Executor(ABC):
 
         Raises:
             EngineTimeoutError: not every worker has answered within `timeout` seconds.
+            ValidationError: there is a `timeout`, but the calling thread itself is the worker.
             Exception: whatever a worker raised, with the worker's traceback in its notes.
         """
 
@@ -78,6 +79,10 @@ class Executor(ABC):
     @abstractmethod
     def check_health(self) -> None:
         """Raise EngineDeadError if a worker is gone."""
+
+    @abstractmethod
+    def register_failure_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from another thread, when a worker dies: an idle engine is to notice, too."""
 
     @abstractmethod
     def shutdown(self) -> None:

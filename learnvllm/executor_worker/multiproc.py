@@ -8,15 +8,14 @@ even by SIGKILL. Upstream namesake: vllm/v1/executor/multiproc_executor.py (Mult
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -25,6 +24,7 @@ from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import EngineDeadError, EngineTimeoutError
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.executor_worker.executor import Executor, ModelLoader
+from learnvllm.executor_worker.processes import end_with_parent, main_module_hidden, set_up_process
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class MultiprocExecutor(Executor):
         self._lock = threading.Lock()
         self._pending: deque[_Call] = deque()
         self._dead: EngineDeadError | None = None
+        self._failure_callback: Callable[[], None] | None = None
         self._stopping = False
         self._reader = threading.Thread(target=self._read_answers, name="learnvllm-executor", daemon=True)
         self._reader.start()
@@ -57,7 +58,7 @@ class MultiprocExecutor(Executor):
         call = _Call(len(self._workers))
         with self._lock:  # the same order on every pipe and in `_pending`
             if self._dead is not None:
-                raise self._dead
+                raise self._dead.again()
             self._pending.append(call)
             for worker in self._workers:
                 with suppress(OSError):  # raised when it is gone: the reader notices too, and says how
@@ -76,6 +77,8 @@ class MultiprocExecutor(Executor):
         output: Future[ModelRunnerOutput] = Future()
 
         def first_rank(done: Future[list[Any]]) -> None:
+            if not output.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             error = done.exception()
             if error is not None:
                 output.set_exception(error)
@@ -127,15 +130,25 @@ class MultiprocExecutor(Executor):
         with self._lock:
             self._dead = error
             pending, self._pending = self._pending, deque()
+            callback = self._failure_callback
         for call in pending:
-            call.future.set_exception(error)
+            call.fail(error.again())
+        if callback is not None:
+            callback()
 
     # ---------------------------------------------------------------------------------------------- lifetime
+
+    def register_failure_callback(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            self._failure_callback = callback
+            is_dead = self._dead is not None
+        if is_dead:
+            callback()
 
     def check_health(self) -> None:
         with self._lock:
             if self._dead is not None:
-                raise self._dead
+                raise self._dead.again()
 
     def shutdown(self) -> None:
         with self._lock:
@@ -152,7 +165,7 @@ class MultiprocExecutor(Executor):
         for worker in self._workers:
             worker.pipe.close()
         for call in pending:
-            call.future.set_exception(self._dead)
+            call.fail(self._dead.again())
 
 
 class _Call:
@@ -169,9 +182,14 @@ class _Call:
             if not ok:
                 error, text = value
                 error.add_note(f"Raised by the worker of rank {rank}:\n{text}")
-                self.future.set_exception(error)
+                self.fail(error)
                 return
-        self.future.set_result([answer[1] for answer in self.answers if answer is not None])
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result([answer[1] for answer in self.answers if answer is not None])
+
+    def fail(self, error: BaseException) -> None:
+        if self.future.set_running_or_notify_cancel():  # else whoever waited has cancelled it
+            self.future.set_exception(error)
 
 
 class WorkerHandle:
@@ -184,7 +202,8 @@ class WorkerHandle:
         self.process: BaseProcess = context.Process(
             target=run_worker, args=(config, rank, load_model, theirs), name=f"learnvllm-worker-{rank}"
         )
-        self.process.start()
+        with main_module_hidden(load_model):
+            self.process.start()
         theirs.close()  # or the pipe would never report that the worker is gone
 
     def request_exit(self) -> None:
@@ -202,10 +221,8 @@ class WorkerHandle:
 
 def run_worker(config: EngineConfig, rank: int, load_model: ModelLoader | None, pipe: Connection) -> None:
     """The worker process: answer calls in order until told to stop or until the parent is gone."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the parent decides what it means
+    end_with_parent()
+    set_up_process(f"worker {rank}")
     from learnvllm.executor_worker.worker import Worker  # late: imports torch, in this process only
 
     worker = Worker(config, rank, load_model)
@@ -233,11 +250,3 @@ def _send(pipe: Connection, answer: Answer) -> None:
         what = answer[1] if answer[0] else answer[1][0]
         text = answer[1][1] if not answer[0] else traceback.format_exc()
         pipe.send((False, (RuntimeError(f"{type(what).__name__}: {what} (cannot be sent: {error})"), text)))
-
-
-def _die_with_parent() -> None:
-    """End this process when its parent ends, however that ends, and even in the middle of a step."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

@@ -7,11 +7,12 @@ vllm/v1/executor/uniproc_executor.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from learnvllm.architecture.errors import EngineDeadError, EngineTimeoutError
+from learnvllm.architecture.errors import EngineDeadError, EngineTimeoutError, ValidationError
 from learnvllm.architecture.platforms import uses_async_scheduling
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.executor_worker.executor import Executor, ModelLoader
@@ -44,6 +45,13 @@ class UniProcExecutor(Executor):
     def collective_rpc(
         self, method: str, args: tuple[Any, ...] = (), timeout: float | None = None
     ) -> list[Any]:
+        if timeout is not None and self._thread is None:
+            raise ValidationError(
+                f"timeout={timeout!r}: without async scheduling the calling thread does the work itself, so "
+                "it cannot stop waiting. Leave timeout out.",
+                parameter="timeout",
+                value=timeout,
+            )
         try:
             return [self._submit(method, args).result(timeout)]
         except FutureTimeoutError:
@@ -51,6 +59,9 @@ class UniProcExecutor(Executor):
 
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         return self._submit("execute_model", (scheduler_output,))
+
+    def register_failure_callback(self, callback: Callable[[], None]) -> None:
+        """A worker in this process does not die alone."""
 
     def check_health(self) -> None:
         if self._worker is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,20 @@ class ScriptedExecutor(Executor):
     def rpc_fail(self, message: str) -> None:
         raise ValueError(message)
 
-    def rpc_fail_next_step(self, message: str) -> None:
-        self.fail_with = RuntimeError(message)
+    def rpc_fail_next_step(self, message: str, as_client_error: bool = False) -> None:
+        self.fail_with = ConfigError(message) if as_client_error else RuntimeError(message)
 
     def rpc_an_object(self) -> object:
         return object()
+
+    def rpc_a_large_number(self) -> int:
+        return 2**70
+
+    def rpc_a_lone_surrogate(self) -> str:
+        return "\ud800"
+
+    def rpc_fail_with_a_lone_surrogate(self) -> None:
+        raise ConfigError("\ud800", parameter="x", value=2**70)
 
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         return self._thread.submit(self._run, scheduler_output)
@@ -180,6 +190,7 @@ class ScriptedExecutor(Executor):
         return row[-1:]
 
     def check_health(self) -> None: ...
+    def register_failure_callback(self, callback: Callable[[], None]) -> None: ...
 
     def shutdown(self) -> None:
         self.gate.set()

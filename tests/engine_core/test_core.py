@@ -4,14 +4,22 @@ import copy
 import json
 
 import pytest
+import zmq
 
-from learnvllm.architecture.errors import EngineDeadError, QueueFullError, ValidationError
-from learnvllm.architecture.messages import EngineCoreRequest, FinishReason
+from learnvllm.architecture.errors import EngineDeadError, QueueFullError, ServerError, ValidationError
+from learnvllm.architecture.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.tracing import RecordingTracer
 from learnvllm.engine_core.core import EngineCore
 from learnvllm.engine_core.core_client import InprocClient
 from learnvllm.engine_core.core_proc import EngineCoreProc
+from learnvllm.engine_core.protocol import UtilityCall
+from learnvllm.engine_core.serial import MsgpackDecoder, MsgpackEncoder
 from tests.engine_core.parts import (
     EOS,
     VOCAB_SIZE,
@@ -225,6 +233,67 @@ def test_an_abort_never_hits_a_later_request_of_the_same_id(make_core) -> None:
     proc.input_queue.put(core.preprocess_request(request("r", [9, 8])))
     assert proc._process_inputs()
     assert run(core) == {"r": expected_tokens([9, 8], 8)}
+
+
+# ------------------------------------------------------------------------------- the loop and its threads
+
+
+def make_proc(core: EngineCore, input_socket=None, output_socket=None) -> EngineCoreProc:
+    return EngineCoreProc(core, input_socket, output_socket)
+
+
+def test_a_step_that_cannot_be_sent_fails_its_requests_and_no_others(make_core) -> None:
+    proc = make_proc(make_core())
+    outputs = EngineCoreOutputs(outputs=[EngineCoreOutput("r", [2**70])])
+    (failed,) = proc._replace_unsendable(outputs, OverflowError("too large")).outputs
+    assert (failed.request_id, failed.finish_reason) == ("r", FinishReason.ERROR)
+    assert "too large" in failed.error.message
+    assert proc.input_queue.get() == ["r"]  # aborted in the core
+
+
+def test_a_request_that_cannot_be_taken_in_is_answered_whatever_went_wrong(make_core, monkeypatch) -> None:
+    core = make_core()
+    proc = make_proc(core)
+
+    def fail(request) -> None:
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(core, "preprocess_request", fail)
+    frames = MsgpackEncoder().encode(request("r", [5]))
+    proc._receive_request(MsgpackDecoder(EngineCoreRequest), frames)
+    (refused,) = proc._output_queue.get().outputs
+    assert (refused.request_id, refused.finish_reason) == ("r", FinishReason.ERROR)
+
+
+class BrokenSocket:
+    def recv_multipart(self, copy: bool) -> None:
+        raise zmq.ContextTerminated
+
+    def send(self, *args, **kwargs) -> None:
+        raise zmq.ZMQError(zmq.ENOTSOCK)
+
+    def close(self, linger: int) -> None: ...
+
+
+def test_an_engine_that_can_send_nothing_any_more_ends_with_an_error(make_core) -> None:
+    proc = make_proc(make_core(), BrokenSocket(), BrokenSocket())
+    proc.input_queue.put(UtilityCall(0, "get_request_counts", []))
+    with pytest.raises(ServerError, match="outputs cannot be sent"):
+        proc.run()
+
+
+def test_an_idle_engine_ends_when_a_worker_dies(make_core, monkeypatch) -> None:
+    core, callbacks = make_core(), []
+    monkeypatch.setattr(core.executor, "register_failure_callback", callbacks.append)
+    proc = make_proc(core)
+
+    def dead() -> None:
+        raise EngineDeadError("Worker 0 died.")
+
+    monkeypatch.setattr(core.executor, "check_health", dead)
+    callbacks[0]()
+    with pytest.raises(EngineDeadError, match="Worker 0 died"):
+        proc._process_inputs()
 
 
 # --------------------------------------------------------------------------------------- async scheduling

@@ -216,7 +216,7 @@ async def test_many_at_once_each_gets_its_own(async_llm) -> None:
     prompts = [list(range(3, 5 + i)) for i in range(20)]
     results = await asyncio.gather(*(collect(async_llm, p, f"r{i}") for i, p in enumerate(prompts)))
     assert results == [expected_tokens(p, 6) for p in prompts]
-    assert await async_llm.wait_for_requests_to_drain(5)
+    assert async_llm.num_unfinished_requests() == 0
 
 
 async def test_bad_requests_raise_for_their_caller_only(async_llm) -> None:
@@ -309,6 +309,21 @@ async def test_shutdown_wakes_every_waiter(async_llm) -> None:
     async_llm.shutdown()
     with pytest.raises(EngineDeadError):
         await task
+
+
+async def test_shutdown_from_another_thread_wakes_every_waiter_and_blocks_nobody(async_llm) -> None:
+    streams = [async_llm.generate([5], params(120, output_kind=DELTA), f"r{i}") for i in range(3)]
+    await asyncio.gather(*(anext(stream) for stream in streams))
+    stopping = asyncio.create_task(asyncio.to_thread(async_llm.shutdown))
+
+    async def read_on(stream) -> None:
+        with pytest.raises(EngineDeadError):
+            async for _ in stream:
+                pass
+
+    await asyncio.gather(stopping, *(read_on(stream) for stream in streams))
+    with pytest.raises(EngineDeadError):
+        async_llm.add_request("late", [5], params())
 
 
 async def test_metrics_add_up(async_llm) -> None:

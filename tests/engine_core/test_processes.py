@@ -1,9 +1,11 @@
 """The engine in a process of its own: handshake, clients, errors, deaths. No process is ever left over."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -165,8 +167,15 @@ def test_eng_05_utility_calls_return_and_raise_across_the_process(client) -> Non
         client.call_utility("collective_rpc", "fail", ["not today"])
     with pytest.raises(ValidationError, match="utility method 'exec' does not exist"):
         client.call_utility("exec", "1")
-    with pytest.raises(ValidationError, match="object cannot be sent to another process"):
-        client.call_utility("collective_rpc", "an_object")
+    for unsendable in ("an_object", "a_large_number", "a_lone_surrogate"):
+        with pytest.raises(ValidationError, match="The result cannot be sent"):
+            client.call_utility("collective_rpc", unsendable)
+    with pytest.raises(ConfigError) as caught:
+        client.call_utility("collective_rpc", "fail_with_a_lone_surrogate")
+    assert (str(caught.value), caught.value.value) == ("?", str(2**70))
+    with pytest.raises(OverflowError):
+        client.submit_utility("collective_rpc", "echo", [2**70])
+    assert not client._calls  # nobody waits for what was never sent
     futures = [client.submit_utility("collective_rpc", "echo", [i]) for i in range(20)]
     assert [future.result(10) for future in futures] == [[[i]] for i in range(20)]
 
@@ -203,8 +212,24 @@ def test_a_killed_engine_is_noticed_by_who_waits(client) -> None:
     os.kill(client.process_id, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
         client.get_output()
-    with pytest.raises(EngineDeadError):
-        client.check_health()
+    errors = []
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="SIGKILL") as caught:
+            client.check_health()
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]  # or each would grow the other's traceback
+
+
+def test_no_files_are_left_whether_the_engine_starts_or_not(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    running = SyncMPClient(build_scripted_core, make_config())
+    assert not list(tmp_path.iterdir())  # so none can be left, however the processes end
+    running.shutdown()
+    with pytest.raises(ConfigError):
+        SyncMPClient(build_nothing_config_error, make_config())
+    with pytest.raises((pickle.PicklingError, AttributeError)):  # the process cannot even be started
+        SyncMPClient(lambda config: build_scripted_core(config), make_config())
+    assert not list(tmp_path.iterdir())
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_the_engine(client) -> None:
@@ -249,6 +274,30 @@ client = SyncMPClient(build_scripted_core, make_config())  # no __main__ guard o
 print(client.process_id, "torch" in sys.modules, flush=True)
 {rest}
 """
+
+
+STEP_FAILS = """
+from learnvllm.architecture.messages import EngineCoreRequest
+from learnvllm.architecture.sampling_params import SamplingParams
+client.call_utility("collective_rpc", "fail_next_step", ["from a step", True])
+client.add_request(EngineCoreRequest("r", [5], SamplingParams()))
+client._engine.process.join(30)
+print(client._engine.process.exitcode)
+"""
+
+
+def test_a_client_error_from_a_step_is_logged_as_any_other() -> None:
+    """Only one from starting up has been told to somebody who can do something about it."""
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(rest=STEP_FAILS)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    assert result.stdout.splitlines()[-1] == "1"
+    assert "The engine cannot go on." in result.stderr
+    assert "ConfigError: from a step" in result.stderr
 
 
 def start_script(rest: str) -> tuple[subprocess.Popen, int]:

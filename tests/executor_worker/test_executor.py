@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from learnvllm.architecture.config import EngineConfig
-from learnvllm.architecture.errors import ConfigError, EngineDeadError, EngineTimeoutError
+from learnvllm.architecture.errors import ConfigError, EngineDeadError, EngineTimeoutError, ValidationError
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from learnvllm.executor_worker.executor import Executor
@@ -232,6 +232,61 @@ def test_a_killed_worker_fails_every_waiting_call(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(EngineDeadError):
         executor.execute_model(first_step())
     executor.shutdown()
+
+
+def test_an_idle_executor_tells_of_a_workers_death_at_once() -> None:
+    executor = MultiprocExecutor(make_config(backend="mp"), load_fake_model)
+    died, told_late = threading.Event(), threading.Event()
+    executor.register_failure_callback(died.set)
+    os.kill(executor.collective_rpc("check_health")[0], signal.SIGKILL)
+    assert died.wait(30)
+    executor.register_failure_callback(told_late.set)  # too late to see it happen
+    assert told_late.is_set()
+    errors = []
+    for _ in range(2):
+        with pytest.raises(EngineDeadError) as caught:
+            executor.check_health()
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+    executor.shutdown()
+
+
+def test_a_cancelled_step_is_no_error_for_whoever_comes_next(multiproc: MultiprocExecutor) -> None:
+    futures = [multiproc._call("check_health", ()) for _ in range(20)]
+    assert any(future.cancel() for future in reversed(futures))
+    step = multiproc.execute_model(first_step(), non_block=True)
+    assert isinstance(step, Future)
+    step.cancel()
+    assert multiproc.collective_rpc("check_health", timeout=60) == [multiproc._workers[0].process.pid]
+    forget(multiproc)
+
+
+def test_a_timeout_nobody_could_keep_is_refused() -> None:
+    executor = UniProcExecutor(make_config(async_scheduling=False), load_fake_model)
+    with pytest.raises(ValidationError, match="timeout=5"):
+        executor.collective_rpc("check_health", timeout=5)
+    assert executor.collective_rpc("check_health") == [os.getpid()]
+    executor.shutdown()
+
+
+MAIN_SCRIPT = """
+from learnvllm.executor_worker.multiproc import WorkerHandle
+
+print("the script runs", flush=True)
+worker = WorkerHandle(None, 0, None)  # no __main__ guard on purpose
+worker.pipe.send(("check_health", ()))
+ok, _ = worker.pipe.recv()
+print(ok)
+worker.request_exit()
+worker.stop()
+"""
+
+
+def test_a_worker_does_not_run_the_callers_script_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(MAIN_SCRIPT)
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "the script runs\nTrue\n"), result.stderr
 
 
 def test_after_shutdown_every_call_is_refused() -> None:
