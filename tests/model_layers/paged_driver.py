@@ -57,9 +57,6 @@ class PagedDriver:
             seq_lens=torch.tensor(lens, dtype=torch.int32),
             block_table=torch.tensor(table, dtype=torch.int32),
             slot_mapping=torch.tensor(slots),
-            max_query_len=max(len(t) for t in chunks.values()),
-            max_seq_len=max(lens),
-            block_size=self.block_size,
         )
         ctx = StepContext(dict.fromkeys(self.model.layer_names, meta), self.kv_caches)
         hidden = self.model.forward(torch.tensor(ids), torch.tensor(positions), ctx)
