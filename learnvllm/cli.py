@@ -55,11 +55,12 @@ def _run(arguments: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return USAGE_ERROR
+    level = ""
     try:
-        _set_up_logging(args)
+        level = _set_up_logging(args)
         return COMMANDS[args.command].run(args)
     except LearnVLLMError as error:
-        if os.environ.get("LEARNVLLM_LOG_LEVEL") == "DEBUG":
+        if level == "DEBUG":
             raise
         print(f"learnvllm {args.command}: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -88,19 +89,19 @@ def _make_parser(arguments: list[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _set_up_logging(args: argparse.Namespace) -> None:
+def _set_up_logging(args: argparse.Namespace) -> str:
+    """Returns the log level. Raises: ConfigError: there is no such level."""
     import logging
 
     from learnvllm.architecture import envs
 
-    if (
-        args.command != "serve"
-    ):  # a command that talks to a person is quiet unless asked; so is its engine process
+    if args.command != "serve":  # who talks to a person is quiet unless asked; so is the engine's process
         os.environ.setdefault("LEARNVLLM_LOG_LEVEL", "WARNING")
-    level = envs.get("LEARNVLLM_LOG_LEVEL")
+    level: str = envs.get("LEARNVLLM_LOG_LEVEL")
     logging.basicConfig(level=level, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
     for name in envs.unknown_variables():
         logging.warning("%s is set, but there is no such variable. `learnvllm env` lists them.", name)
+    return level
 
 
 # ------------------------------------------------------------------------------------------ shared flags
@@ -153,7 +154,9 @@ def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for name, (kind, help) in _SAMPLING_FLAGS.items():
         group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper(), help=help)
-    group.add_argument("--sampling-seed", type=int, metavar="INT", help="Makes sampling repeatable.")
+    group.add_argument(
+        "--sampling-seed", type=int, metavar="INT", help="The same answers every time; without it, they vary."
+    )
     group.add_argument("--stop", action="append", metavar="TEXT", help="Stop before this text. Repeatable.")
 
 
@@ -184,7 +187,13 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all (default: %(default)s)")
     add("--port", type=int, default=8000, help="Port; 0 takes a free one (default: %(default)s)")
-    add("--api-key", nargs="+", metavar="KEY", help="Required on every route but /health. Any of several.")
+    # append, not vLLM's nargs="+": that would take a MODEL behind it for one more key.
+    add(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="Required on all but /health. Repeatable: any opens.",
+    )
     add("--chat-template", metavar="FILE", help="Jinja file, or its text, instead of the model's template.")
     add(
         "--allowed-origins",

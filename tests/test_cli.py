@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import io
 import json
 import os
@@ -9,18 +10,29 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from learnvllm import __version__, cli
-from learnvllm.serving import chat
+from learnvllm.architecture.errors import (
+    EngineDeadError,
+    LearnVLLMError,
+    QueueFullError,
+    ServerError,
+    ValidationError,
+)
+from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
+from learnvllm.serving import bench, chat
 from learnvllm.serving.bench_stats import percentile
 from learnvllm.serving.chat_view import ChatView, split_blocks
-from learnvllm.serving.generate import read_prompts
+from learnvllm.serving.generate import _TextPrinter, read_prompts
+from learnvllm.serving.options import ServeOptions
 from tests.serving.fake_server import FakeServer, running_fake_server
 
 FLAGS = ["--num-gpu-blocks-override", "64", "--dtype", "float32", "--num-threads", "1", "--temperature", "0"]
@@ -88,6 +100,10 @@ def test_serves_flags_are_vllms(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "throughput", "--num-prompts", "0"], "--num-prompts 0"),
         (["bench", "serve", "--request-rate", "0"], "--request-rate 0"),
         (["bench", "serve", "--base-url", "http://127.0.0.1:9"], "learnvllm serve"),
+        (["bench", "serve", "--vocab-size", "10"], "--vocab-size 10"),
+        (["bench", "throughput", "--output-json", "/no/such/file"], "/no/such/file"),
+        (["bench", "serve", "--base-url", "http://a:b"], "--base-url"),
+        (["chat", "--url", "http://a:b"], "http://a:b"),
         (["models", "path", "no-such-model"], "no-such-model"),
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
@@ -147,7 +163,66 @@ def test_version_env_and_models(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "smollm2-135m-instruct" in capsys.readouterr().out
 
 
+def test_a_model_behind_the_key_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from learnvllm import assembly
+    from learnvllm.serving import launcher
+
+    seen: dict[str, Any] = {}
+
+    def serve(options: ServeOptions, *_: Any) -> int:
+        seen["keys"] = options.api_keys
+        return 0
+
+    monkeypatch.setattr(assembly, "create_engine_config", lambda args: seen.update(model=args.model))
+    monkeypatch.setattr(launcher, "serve", serve)
+    assert cli.main(["serve", "--port", "0", "--api-key", "one", "--api-key", "two", "my-model"]) == 0
+    assert seen == {"model": "my-model", "keys": ["one", "two"]}
+
+
+def test_the_path_of_a_model_that_is_not_here_fetches_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LEARNVLLM_HOME", str(tmp_path))
+    assert cli.main(["models", "path"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "learnvllm models: smollm2-135m-instruct is not on this machine. "
+        "Fetch it with `learnvllm models pull`."
+    ]
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main(["models", "path", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n"
+
+
 # ---------------------------------------------------------------------------------------------- generate
+
+
+def test_no_character_is_lost_when_the_first_piece_has_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = _TextPrinter(["a", "b"], n=1)
+    for index, text, reason in ((0, "", None), (0, "Hello", None), (0, " world", "stop"), (1, "", "stop")):
+        completion = CompletionOutput(index=0, text=text, token_ids=[1], finish_reason=reason)
+        printer.add(index, RequestOutput("id", None, [1], [completion], finished=reason is not None))
+    printer.end()
+    assert capsys.readouterr().out == "\n--- 'a'\nHello world\n\n--- 'b'\n\n"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_sampling_varies_unless_it_is_seeded(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answers(*command: str, said: str = "") -> set[str]:
+        texts = set()
+        for _ in range(2):
+            monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+            assert cli.main([*command, "--model", model, "--max-tokens", "16", *FLAGS[:-2]]) == 0
+            texts.add(capsys.readouterr().out)
+        return texts
+
+    assert len(answers("generate", "hello")) == 2
+    assert len(answers("generate", "hello", "--sampling-seed", "1")) == 1
+    assert len(answers("chat", said="hello\n")) == 2
+    assert len(answers("chat", "--sampling-seed", "1", said="hello\n")) == 1
 
 
 @pytest.fixture(scope="module")
@@ -223,22 +298,24 @@ def test_ctrl_c_while_generating_is_clean(model: str) -> None:
 
 
 class ScriptedBackend:
-    """Answers with the words it was given; a None among them is Ctrl-C."""
+    """Answers with the words it was given, each as long as two tokens; a None among them is Ctrl-C."""
 
     model = "scripted"
 
-    def __init__(self, *words: str | None) -> None:
+    def __init__(self, *words: str | LearnVLLMError | None) -> None:
         self.words = words
         self.asked: list[tuple[list[dict[str, str]], dict[str, Any]]] = []
         self.stopped = 0
 
-    def stream(self, messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[str]:
+    def stream(self, messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[chat.Piece]:
         self.asked.append((list(messages), dict(params)))
         try:
-            for word in self.words:
+            for i, word in enumerate(self.words):
                 if word is None:
                     raise KeyboardInterrupt
-                yield word
+                if isinstance(word, LearnVLLMError):
+                    raise word
+                yield chat.Piece(word, 2 * i + 2)
         finally:
             self.stopped += 1
 
@@ -248,7 +325,8 @@ class ScriptedBackend:
 
 def converse(backend: ScriptedBackend, text: str, monkeypatch: pytest.MonkeyPatch, **kwargs: Any) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    assert chat.run(backend, kwargs.get("params", {}), kwargs.get("system"), plain=True) == 0
+    code = chat.run(backend, kwargs.get("params", {}), kwargs.get("system"), plain=True)
+    assert code == kwargs.get("code", 0)
 
 
 def test_a_chat_keeps_its_turns_until_reset(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -287,6 +365,53 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(monkeypatch: pytest.Mon
     assert backend.asked[1][0][1] == {"role": "assistant", "content": "half an "}
 
 
+def test_a_turn_stopped_before_the_first_word_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ScriptedBackend("", None)
+    converse(backend, "one\ntwo\n", monkeypatch)
+    assert [messages for messages, _ in backend.asked] == [
+        [{"role": "user", "content": "one"}],
+        [{"role": "user", "content": "two"}],
+    ]
+
+
+@pytest.mark.parametrize("error", [QueueFullError("full"), ServerError("broken"), ValidationError("long")])
+def test_a_turn_that_fails_is_forgotten_and_the_chat_goes_on(
+    error: LearnVLLMError, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    backend = ScriptedBackend("half", error)
+    converse(backend, "one\ntwo\n", monkeypatch, code=1)
+    assert [len(messages) for messages, _ in backend.asked] == [1, 1]
+    assert capsys.readouterr().err.count(str(error)) == 2
+
+
+def test_only_a_dead_engine_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ScriptedBackend(EngineDeadError("gone"))
+    converse(backend, "one\ntwo\n", monkeypatch, code=1)
+    assert len(backend.asked) == 1
+
+
+def test_the_speed_of_an_answer_counts_tokens_not_pieces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    view = ChatView(plain=True, history=tmp_path / "history")
+    notes: list[str] = []
+    monkeypatch.setattr(view, "note", notes.append)
+    view.stats(11, 0.25, 0.5, interrupted=False)
+    view.stats(None, 0.25, 0.5, interrupted=True)
+    assert notes == ["(first token after 250 ms, 20 tokens/s)", "(stopped; first token after 250 ms)"]
+    counted: list[Any] = []
+    monkeypatch.setattr(view, "stats", lambda *args: counted.append(args[0]))
+    chat.Conversation(ScriptedBackend("a ", "b ", "c"), {}, None, view).ask("hello")
+    assert counted == [6]
+
+
+def test_what_the_chat_sets_itself_cannot_be_set() -> None:
+    for params in ({"stream": False}, {"messages": []}, {"model": "x"}, {"n": 2}):
+        with pytest.raises(ValidationError, match=next(iter(params))):
+            chat.check_params(params)
+    chat.check_params({"n": 1, "top_k": 3})
+
+
 @pytest.mark.usefixtures("in_process")
 def test_chat_with_an_engine_of_its_own(model: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n" + "x" * 5000 + "\nhello\n"))
@@ -300,6 +425,62 @@ def test_chat_with_a_server(fake_server: FakeServer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
     assert cli.main(["chat", "--url", fake_server.url, "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out == " the world of\n"
+    backend = chat.HttpBackend(fake_server.url, None, None)
+    pieces = list(backend.stream([{"role": "user", "content": "hello"}], {"max_tokens": 3}))
+    backend.close()
+    assert "".join(piece.text for piece in pieces) == " the world of"
+    assert pieces[-1].num_tokens == 3
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """A server that wants a key we lack, or that streams what is no chat."""
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        locked = self.path.startswith("/locked")
+        error = {"error": {"message": "Who are you?"}}
+        self.answer(401 if locked else 200, json.dumps(error if locked else {"data": [{"id": "m"}]}))
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(200, 'data: {"not": "ours"}\n\n')
+
+    def answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+@pytest.fixture(scope="module")
+def odd_url() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("command", [["chat", "--url"], ["bench", "serve", "--base-url"]])
+def test_a_refusal_of_the_server_is_told_in_its_words(command: list[str], odd_url: str, capsys: Any) -> None:
+    assert cli.main([*command, f"{odd_url}/locked"]) == 2
+    error = capsys.readouterr().err
+    assert "Who are you?" in error
+    assert "OpenAI API" not in error
+    assert "learnvllm serve" not in error
+
+
+def test_a_server_that_sends_something_else_is_an_error(
+    odd_url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    assert cli.main(["chat", "--url", odd_url]) == 1
+    assert "no piece of a chat" in capsys.readouterr().err
+    assert cli.main(["bench", "serve", "--base-url", odd_url, "--num-prompts", "1"]) == 2
+    assert "no piece of a completion" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
@@ -374,6 +555,28 @@ def test_a_pipe_gets_no_colours(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 # ------------------------------------------------------------------------------------------------- bench
+
+
+def test_no_prompt_of_a_benchmark_was_seen_while_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import argparse
+
+    rounds: list[list[tuple[int, ...]]] = []
+
+    def run_batch(engine: Any, requests: list[tuple[list[int], int]], name: str) -> tuple[float, int]:
+        rounds.append([tuple(prompt) for prompt, _ in requests])
+        return 1.0, 1
+
+    monkeypatch.setattr(bench, "_run_batch", run_batch)
+    monkeypatch.setattr(bench, "report", lambda *_: None)
+    parser = argparse.ArgumentParser()
+    bench.add_flags(parser, "throughput")
+    arch = SimpleNamespace(vocab_size=300)
+    engine: Any = SimpleNamespace(config=SimpleNamespace(model_config=SimpleNamespace(arch=arch)))
+    bench.run_throughput(engine, parser.parse_args(["--num-prompts", "3"]))
+    warmup, measured = rounds
+    assert len(warmup) == 1
+    assert len(measured) == 3
+    assert not set(warmup) & set(measured)
 
 
 @pytest.mark.usefixtures("in_process")

@@ -1,6 +1,6 @@
 """The HTTP application: routes, and nothing else. Everything they do is in the serving_* modules.
 
-Upstream namesake: vllm/entrypoints/openai/api_server.py (build_app).
+Upstream namesake: vllm/entrypoints/launchers/app.py (build_app).
 """
 
 from __future__ import annotations

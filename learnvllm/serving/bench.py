@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
@@ -65,10 +66,10 @@ def add_flags(parser: argparse.ArgumentParser, kind: str) -> None:
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Check the numbers before an engine is started for them.
+    """Check the flags before an engine is started for them.
 
     Raises:
-        ValidationError: a length, count or rate that makes no sense.
+        ValidationError: a length, count or rate that makes no sense, or a file that cannot be written.
     """
     for name in ("input_len", "output_len", "num_prompts", "batch_size", "num_iters", "max_concurrency"):
         value = getattr(args, name, None)
@@ -80,6 +81,20 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValidationError(f"--random-range-ratio {ratio}: must be from 0 to below 1.", value=ratio)
     if not rate > 0:
         raise ValidationError(f"--request-rate {rate}: must be above 0 requests a second.", value=rate)
+    vocab_size = getattr(args, "vocab_size", FIRST_TOKEN_ID + 1)
+    if vocab_size <= FIRST_TOKEN_ID:
+        raise ValidationError(
+            f"--vocab-size {vocab_size}: must be above {FIRST_TOKEN_ID}; lower ids are not used.",
+            value=vocab_size,
+        )
+    if args.output_json:
+        try:
+            Path(args.output_json).open("a", encoding="utf-8").close()
+        except OSError as error:
+            raise ValidationError(
+                f"--output-json {args.output_json} cannot be written: {error.strerror}.",
+                value=args.output_json,
+            ) from None
 
 
 def random_requests(args: argparse.Namespace, count: int, vocab_size: int) -> list[tuple[list[int], int]]:
@@ -100,8 +115,10 @@ def random_requests(args: argparse.Namespace, count: int, vocab_size: int) -> li
 
 
 def run_throughput(engine: LLMEngine, args: argparse.Namespace) -> int:
-    requests = random_requests(args, args.num_prompts, engine.config.model_config.arch.vocab_size)
-    _run_batch(engine, requests[:1], "warmup")
+    vocab_size = engine.config.model_config.arch.vocab_size
+    # One more to warm up with: a prompt seen before would come from the prefix cache.
+    warmup, *requests = random_requests(args, args.num_prompts + 1, vocab_size)
+    _run_batch(engine, [warmup], "warmup")
     elapsed, num_output = _run_batch(engine, requests, "bench")
     num_input = sum(len(prompt) for prompt, _ in requests)
     report(
@@ -167,10 +184,9 @@ def report(args: argparse.Namespace, kind: str, rows: list[Row]) -> None:
         "output_len": args.output_len,
         "figures": figures,
     }
-    if args.output_json:
-        with open(args.output_json, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2)
     if args.json:
         print(json.dumps(document))
     else:
         print_table(f"{kind}: {args.input_len} tokens in, {args.output_len} out", rows)
+    if args.output_json:
+        Path(args.output_json).write_text(json.dumps(document, indent=2), encoding="utf-8")

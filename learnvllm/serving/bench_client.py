@@ -71,9 +71,11 @@ async def _send_all(args: argparse.Namespace, requests: list[tuple[list[int], in
     key = args.api_key or envs.get("LEARNVLLM_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=args.base_url, headers=headers, timeout=None, limits=limits
-    ) as client:
+    try:
+        client = httpx.AsyncClient(base_url=args.base_url, headers=headers, timeout=None, limits=limits)
+    except httpx.InvalidURL as error:
+        raise ValidationError(f"--base-url {args.base_url}: {error}.", parameter="base_url") from None
+    async with client:
         model = args.model or await _served_model(client, args.base_url)
         gate: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
         if args.max_concurrency:
@@ -92,11 +94,18 @@ async def _served_model(client: httpx.AsyncClient, url: str) -> str:
 
     try:
         response = await client.get("/v1/models")
-        response.raise_for_status()
-        return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError) as error:
+    except httpx.RequestError as error:
         raise ValidationError(
             f"No server answers at {url}: {error}. Start one with `learnvllm serve`.", parameter="base_url"
+        ) from None
+    try:
+        if response.status_code != 200:
+            raise ServerError(f"{url} refuses: {response.json()['error']['message']}")
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise ValidationError(
+            f"{url} does not speak the OpenAI API: {response.status_code} {response.text[:200]}",
+            parameter="base_url",
         ) from None
 
 
@@ -135,10 +144,13 @@ async def _send(
 def _note(result: Measured, line: str) -> None:
     if not line.startswith("data: ") or line == "data: [DONE]":
         return
-    event = json.loads(line.removeprefix("data: "))
-    if "error" in event:
-        result.error = event["error"]["message"]
-    elif event.get("usage"):
-        result.num_output = event["usage"]["completion_tokens"]
-    elif event["choices"]:
-        result.chunk_times.append(time.perf_counter())
+    try:
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            result.error = event["error"]["message"]
+        elif event.get("usage"):
+            result.num_output = event["usage"]["completion_tokens"]
+        elif event["choices"]:
+            result.chunk_times.append(time.perf_counter())
+    except (ValueError, LookupError, TypeError, AttributeError):
+        result.error = f"The server sent something that is no piece of a completion: {line[:200]}"

@@ -9,16 +9,25 @@ from __future__ import annotations
 import json
 import sys
 import time
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from learnvllm.architecture import envs
-from learnvllm.architecture.errors import ClientError, LearnVLLMError, ServerError, ValidationError
+from learnvllm.architecture.errors import (
+    ClientError,
+    EngineDeadError,
+    LearnVLLMError,
+    ServerError,
+    ValidationError,
+)
 from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving.chat_view import ChatView
 from learnvllm.serving.content import shorten
 from learnvllm.serving.protocol import ChatCompletionRequest, parse_request
 from learnvllm.serving.renderer import Renderer
+from learnvllm.serving.request_params import chat_params
 
 HELP = """\
 /reset            forget the conversation
@@ -30,13 +39,26 @@ HELP = """\
 Message = dict[str, str]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What is new of an answer: maybe several tokens, maybe no text yet (half a character)."""
+
+    text: str
+    num_tokens: int | None = None
+    """Tokens of the answer so far; None where the backend does not know."""
+
+
 class ChatBackend(Protocol):
     """Whoever answers. Closing the iterator of `stream` stops the answer."""
 
     model: str
 
-    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[str]:
-        """Pieces of the answer, a token or more each. `params`: fields of a chat request."""
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[Piece]:
+        """The answer, piece by piece. `params`: fields of a chat request, as `check_params` lets them pass.
+
+        Raises:
+            LearnVLLMError: there is no answer, or no more of it.
+        """
         ...
 
     def close(self) -> None: ...
@@ -50,22 +72,28 @@ class EngineBackend:
         self.engine = engine
         self.renderer = Renderer(engine.tokenizer, engine.config.max_model_len)
         self.model = engine.config.served_model_name
-        self._count = 0
 
-    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[str]:
-        request = parse_request(ChatCompletionRequest, {"messages": messages, "stream": True, **params})
-        prompt = self.renderer.render_chat(request.messages)
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[Piece]:
+        request = parse_request(ChatCompletionRequest, {**params, "messages": messages, "stream": True})
+        prompt = self.renderer.render_chat(request.messages, chat_params(request))
         limit = self.renderer.output_limit(prompt, request.token_limit, "messages")
-        self._count += 1
-        request_id = f"chat-{self._count}"
-        self.engine.add_request(request_id, prompt.token_ids, request.to_sampling_params(limit))
+        request_id = f"chat-{uuid.uuid4()}"  # unseeded noise depends on it: every conversation differs
+        self.engine.add_request(
+            request_id,
+            prompt.token_ids,
+            request.to_sampling_params(limit),
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+        )
+        num_tokens = 0
         try:
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():
                     if output.error is not None:
                         raise output.error
-                    if output.request_id == request_id and output.outputs[0].text:
-                        yield output.outputs[0].text
+                    if output.request_id == request_id:
+                        num_tokens += len(output.outputs[0].token_ids)
+                        yield Piece(output.outputs[0].text, num_tokens)
         finally:
             self.engine.abort_request([request_id])
 
@@ -85,11 +113,13 @@ class HttpBackend:
 
         base = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.client = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=None))
         try:
+            self.client = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=None))
             served = _checked(self.client.get("/v1/models", timeout=10)).json()["data"]
             self.model = model or served[0]["id"]
-        except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except ClientError:  # a ValueError, too, but the server's own words: a wrong key
+            raise
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             raise ValidationError(
                 f"Nothing answers at {url}: {error}. Start a server with `learnvllm serve`.",
                 parameter="url",
@@ -100,28 +130,38 @@ class HttpBackend:
                 f"{url} does not speak the OpenAI API: {error!r}.", parameter="url"
             ) from None
 
-    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[str]:
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[Piece]:
         import httpx
 
-        body = {"model": self.model, "messages": messages, "stream": True, **params}
+        body = {**params, "model": self.model, "messages": messages, "stream": True}
+        body["stream_options"] = {"include_usage": True}
         try:
             with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
                 for line in _checked(response).iter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    event = json.loads(line.removeprefix("data: "))
-                    if "error" in event:
-                        raise ServerError(event["error"]["message"])
-                    for choice in event["choices"]:
-                        if text := choice["delta"].get("content"):
-                            yield text
-        except httpx.TransportError as error:
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        yield from _read_event(line.removeprefix("data: "))
+        except httpx.RequestError as error:
             raise ServerError(f"The connection to the server broke: {error}.") from None
 
     def close(self) -> None:
         self.client.close()
+
+
+def _read_event(data: str) -> list[Piece]:
+    """Raises: ServerError: it is an error, or no event of a chat."""
+    try:
+        event = json.loads(data)
+        if "error" in event:
+            raise ServerError(event["error"]["message"])
+        texts = [choice["delta"].get("content") for choice in event["choices"]]
+        pieces = [Piece(text) for text in texts if text]
+        if event.get("usage"):  # in the last event, which brings no choices
+            pieces.append(Piece("", event["usage"]["completion_tokens"]))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ServerError(f"The server sent something that is no piece of a chat: {shorten(data)}.") from None
+    return pieces
 
 
 def _checked(response: Any) -> Any:
@@ -154,30 +194,39 @@ class Conversation:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return system + self.turns
 
-    def ask(self, text: str) -> None:
-        """One turn. What was said before an interruption stays; a refused message is forgotten."""
-        self.turns.append({"role": "user", "content": text})
-        began = time.perf_counter()
-        first = 0.0
-        pieces: list[str] = []
-        stream = self.backend.stream(self.messages(), self.params)
-        interrupted = False
+    def ask(self, text: str) -> bool:
+        """One turn; whether it was answered. What was said before an interruption stays; a turn that failed,
+        or was stopped before the first word, is forgotten.
+
+        Raises:
+            EngineDeadError: there is nobody left to ask.
+        """
+        question = {"role": "user", "content": text}
+        said, num_tokens, interrupted = "", None, False
+        began, first = time.perf_counter(), None
+        stream = self.backend.stream([*self.messages(), question], self.params)
         try:
             with self.view.answer() as show:
                 for piece in stream:
                     first = first or time.perf_counter()
-                    pieces.append(piece)
-                    show(piece)
+                    said += piece.text
+                    num_tokens = piece.num_tokens
+                    show(piece.text)
         except KeyboardInterrupt:
             interrupted = True
-        except ClientError as error:
-            self.turns.pop()
-            self.view.error(f"{error} (/reset starts afresh.)")
-            return
+        except EngineDeadError:
+            raise
+        except LearnVLLMError as error:
+            advice = "/reset starts afresh" if isinstance(error, ClientError) else "ask again to retry"
+            self.view.error(f"{error} ({advice}.)")
+            return False
         finally:
             stream.close()  # type: ignore[attr-defined]  # both are generators
-        self.turns.append({"role": "assistant", "content": "".join(pieces)})
-        self.view.stats(len(pieces), first - began, time.perf_counter() - first, interrupted)
+        if said or not interrupted:
+            self.turns += [question, {"role": "assistant", "content": said}]
+        ended = time.perf_counter()
+        self.view.stats(num_tokens, (first or ended) - began, ended - (first or ended), interrupted)
+        return True
 
     def command(self, line: str) -> bool:
         """Run a /command; False to leave."""
@@ -219,8 +268,17 @@ def check_params(params: dict[str, Any]) -> None:
     """Check sampling fields before there is anything to say.
 
     Raises:
-        ValidationError: a field is unknown, or its value out of range.
+        ValidationError: a field is unknown, is the chat's own, or its value is out of range.
     """
+    for name in ("messages", "model", "stream", "stream_options"):
+        if name in params:
+            raise ValidationError(f"{name} is set by the chat itself.", parameter=name)
+    if params.get("n") not in (None, 1):
+        raise ValidationError(
+            f"n={params['n']}: a conversation goes on from one answer; try `learnvllm generate --n`.",
+            parameter="n",
+            value=params["n"],
+        )
     fields = {"messages": [{"role": "user", "content": "-"}], **params}
     request = parse_request(ChatCompletionRequest, fields)
     request.to_sampling_params(1 if request.token_limit is None else request.token_limit)
@@ -240,18 +298,19 @@ def say_starting() -> None:
 
 
 def run(backend: ChatBackend, params: dict[str, Any], system: str | None, *, plain: bool) -> int:
-    """Talk until the input ends."""
+    """Talk until the input ends; 1 if the last message got no answer."""
     view = ChatView(plain=plain, history=envs.home() / "chat_history")
     conversation = Conversation(backend, params, system, view)
     view.welcome(backend.model)
+    answered = True
     while (line := view.read()) is not None:
         if line.startswith("/"):
             if not conversation.command(line):
                 break
         elif line:
             try:
-                conversation.ask(line)
-            except LearnVLLMError as error:
+                answered = conversation.ask(line)
+            except EngineDeadError as error:
                 view.error(str(error))
                 return 1
-    return 0
+    return 0 if answered else 1

@@ -71,12 +71,16 @@ class ChatView:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def stats(self, num_tokens: int, to_first: float, after_first: float, interrupted: bool) -> None:
-        """Speed of the last answer; seconds."""
-        if num_tokens == 0:
-            self.note("(no answer)" if not interrupted else "(stopped)")
-            return
-        rate = f", {(num_tokens - 1) / after_first:.0f} tokens/s" if num_tokens > 1 and after_first else ""
+    def stats(self, num_tokens: int | None, to_first: float, after_first: float, interrupted: bool) -> None:
+        """Speed of the last answer.
+
+        Args:
+            num_tokens: None: not known (a server counts at the end, and an interrupted one not at all).
+            to_first, after_first: seconds until the first token, and from there to the end.
+        """
+        rate = ""
+        if num_tokens is not None and num_tokens > 1 and after_first > 0:
+            rate = f", {(num_tokens - 1) / after_first:.0f} tokens/s"
         stopped = "stopped; " if interrupted else ""
         self.note(f"({stopped}first token after {to_first * 1000:.0f} ms{rate})")
 

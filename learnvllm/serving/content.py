@@ -1,7 +1,8 @@
 """The parts of a request that come in several shapes, brought into one: prompts, stop strings, messages.
 
 Each parser says in one sentence what it wanted and what it got, which a union of types cannot.
-Upstream namesakes: vllm/entrypoints/chat_utils.py (parse_chat_messages), vllm/inputs/parse.py.
+Upstream namesakes: vllm/renderers/chat_utils/chat_message.py (parse_chat_messages),
+vllm/renderers/inputs/preprocess.py (prompt_to_seq).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -73,7 +74,7 @@ def run(engine: LLMEngine, prompts: list[str], params: SamplingParams, *, chat: 
     rendered = [_render(renderer, prompt, chat) for prompt in prompts]
     for prompt in rendered:
         renderer.output_limit(prompt, params.max_tokens, "prompt")
-    ids = {f"generate-{i}": i for i in range(len(prompts))}
+    ids = {f"generate-{uuid.uuid4()}": i for i in range(len(prompts))}  # the noise of unseeded sampling
     for request_id, index in ids.items():
         engine.add_request(request_id, rendered[index].token_ids, params)
     printer = _JsonPrinter(prompts) if as_json else _TextPrinter(prompts, n=params.n)
@@ -129,6 +130,9 @@ class _Answer:
 
     text: str = ""
     printed: int = 0
+    """Characters of `text`."""
+    titled: bool = False
+    """Its turn has come, though there may be no text yet."""
     finished: bool = False
 
 
@@ -151,10 +155,11 @@ class _TextPrinter:
 
     def _print(self) -> None:
         while (answer := self.answers.get(self.turn)) is not None:
-            if answer.printed == 0 and (len(self.prompts) > 1 or self.n > 1):
+            if not answer.titled and (len(self.prompts) > 1 or self.n > 1):
                 print(f"\n--- {self._title()}")
+            answer.titled = True
             print(answer.text[answer.printed :], end="", flush=True)
-            answer.printed = max(len(answer.text), 1)
+            answer.printed = len(answer.text)
             if not answer.finished:
                 return
             print(flush=True)
@@ -168,5 +173,5 @@ class _TextPrinter:
     def end(self) -> None:
         """A line of its own for whatever comes next, where an answer was cut off."""
         answer = self.answers.get(self.turn)
-        if answer is not None and answer.printed:
+        if answer is not None and answer.titled:
             print(flush=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from learnvllm.serving.engine_client import EngineClient
     from learnvllm.serving.middleware import ServerState
+    from learnvllm.serving.renderer import Renderer
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +102,15 @@ async def _run(
     signals.install()
     importing = threading.Thread(target=_import_application, name="imports")  # while the engine starts
     importing.start()
+    renderer: Renderer | None = None
     engine = await asyncio.to_thread(build_engine)
     try:
         importing.join()
+        renderer = _make_renderer(options, engine)
         from learnvllm.serving.middleware import ServerState
 
         state = ServerState()
-        server = _make_server(options, engine, state)
+        server = _make_server(options, engine, renderer, state)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         await _wait_until_started(server, serving)
         signals.begin_serving()
@@ -117,6 +120,8 @@ async def _run(
         await serving
         return exit_code
     finally:
+        if renderer is not None:
+            renderer.shutdown()
         await asyncio.to_thread(engine.shutdown)
 
 
@@ -125,14 +130,20 @@ def _import_application() -> None:
         importlib.import_module(module)
 
 
-def _make_server(options: ServeOptions, engine: EngineClient, state: ServerState) -> uvicorn.Server:
-    import uvicorn
-
-    from learnvllm.serving.api_server import build_app
+def _make_renderer(options: ServeOptions, engine: EngineClient) -> Renderer:
     from learnvllm.serving.renderer import Renderer
 
     assert engine.tokenizer is not None
-    renderer = Renderer(engine.tokenizer, engine.config.max_model_len, options.chat_template)
+    return Renderer(engine.tokenizer, engine.config.max_model_len, options.chat_template)
+
+
+def _make_server(
+    options: ServeOptions, engine: EngineClient, renderer: Renderer, state: ServerState
+) -> uvicorn.Server:
+    import uvicorn
+
+    from learnvllm.serving.api_server import build_app
+
     app = build_app(engine, renderer, state=state, api_keys=options.api_keys, cors=options.cors)
     config = uvicorn.Config(
         app,

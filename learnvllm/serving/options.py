@@ -1,6 +1,6 @@
 """Flags of `learnvllm serve` that concern HTTP, not the engine. Names and defaults are vLLM's, but the host.
 
-Upstream namesake: vllm/entrypoints/openai/cli_args.py (FrontendArgs).
+Upstream namesake: vllm/entrypoints/common/cli_args.py (FrontendArgs).
 """
 
 from __future__ import annotations

@@ -174,6 +174,7 @@ class Renderer:
         return wanted
 
     def shutdown(self) -> None:
+        """End the threads of the `_async` methods; what waits for one is cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -6,16 +6,22 @@ Upstream namesake: vllm/entrypoints/openai/chat_completion/serving.py (OpenAISer
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from learnvllm.architecture.errors import ValidationError
-from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
+from learnvllm.architecture.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.serving.answer import AnswerHead
 from learnvllm.serving.engine_client import EngineClient, Generation
 from learnvllm.serving.logprobs import LogprobsFormatter, prompt_logprobs
-from learnvllm.serving.protocol import ChatCompletionRequest, TemplateOptions
-from learnvllm.serving.renderer import ChatParams, RenderedPrompt, Renderer
+from learnvllm.serving.protocol import ChatCompletionRequest
+from learnvllm.serving.renderer import RenderedPrompt, Renderer
+from learnvllm.serving.request_params import (
+    chat_params,
+    check_top_logprobs,
+    max_tokens_or_one,
+    params_as_dict,
+)
 from learnvllm.serving.responses import (
     ChatCompletionLogProbs,
     ChatCompletionResponse,
@@ -26,19 +32,9 @@ from learnvllm.serving.responses import (
     RenderResponse,
     ResponseMessage,
     new_id,
-    now,
 )
 from learnvllm.serving.serving_models import OpenAIServingModels
 from learnvllm.serving.streaming import EventStream
-from learnvllm.serving.usage import UsageCounter
-
-
-def chat_params(request: TemplateOptions) -> ChatParams:
-    return ChatParams(
-        add_generation_prompt=request.wants_generation_prompt,
-        continue_final_message=bool(request.continue_final_message),
-        template_kwargs=request.chat_template_kwargs or {},
-    )
 
 
 @dataclass
@@ -46,12 +42,10 @@ class _Answer:
     """One request being answered: what its parts have in common."""
 
     request: ChatCompletionRequest
-    model: str
-    fingerprint: str
+    head: AnswerHead
     formatter: LogprobsFormatter
-    id: str = field(default_factory=lambda: new_id("chatcmpl"))
-    created: int = field(default_factory=now)
-    usage: UsageCounter = field(default_factory=UsageCounter)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """A stream brings them once, with a piece of the first choice."""
 
     def logprobs(self, output: CompletionOutput) -> ChatCompletionLogProbs | None:
         top = self.request.num_logprobs
@@ -64,13 +58,39 @@ class _Answer:
         ids = {"token_ids": output.token_ids} if self.request.return_token_ids else {}
         return {"stop_reason": output.stop_reason, **ids}
 
+    def note_prompt_logprobs(self, output: RequestOutput) -> None:
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+
+    def lacks_prompt_logprobs(self) -> bool:
+        """They are asked for, and no output has brought them yet."""
+        return self.request.prompt_logprobs is not None and self.prompt_logprobs is None
+
     def prompt_extras(self, output: RequestOutput) -> dict[str, Any]:
         extras: dict[str, Any] = {}
         if self.request.prompt_logprobs is not None:
-            extras["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+            extras["prompt_logprobs"] = prompt_logprobs(self.prompt_logprobs)
         if self.request.return_token_ids:
             extras["prompt_token_ids"] = output.prompt_token_ids
         return extras
+
+    def stream_choice(self, completion: CompletionOutput) -> ChatCompletionResponseStreamChoice:
+        return ChatCompletionResponseStreamChoice(
+            index=completion.index,
+            delta=DeltaMessage(content=completion.text),
+            logprobs=self.logprobs(completion),
+            finish_reason=completion.finish_reason,
+            **self.endings(completion),
+        )
+
+    def chunk(
+        self, choices: list[ChatCompletionResponseStreamChoice], **extras: Any
+    ) -> ChatCompletionStreamResponse:
+        included, continuous = self.request.include_usage, self.request.continuous_usage
+        usage = self.head.usage_so_far(included=included, continuous=continuous)
+        return ChatCompletionStreamResponse(
+            **self.head.fields(), object="chat.completion.chunk", choices=choices, **{**usage, **extras}
+        )
 
 
 class OpenAIServingChat:
@@ -87,12 +107,12 @@ class OpenAIServingChat:
         """Raises: LearnVLLMError: refused, before anything is sent."""
         prompt, params = await self._prepare(request)
         formatter = LogprobsFormatter(self.renderer.tokenizer, bool(request.return_tokens_as_token_ids))
-        answer = _Answer(request, self.models.name, self.models.fingerprint, formatter)
+        answer = _Answer(request, AnswerHead.begin("chatcmpl", self.models), formatter)
         generation = await Generation.start(
             self.engine,
             [prompt],
             [params],
-            answer.id,
+            answer.head.id,
             priority=request.priority or 0,
             cache_salt=request.cache_salt,
         )
@@ -128,7 +148,8 @@ async def _collect(answer: _Answer, generation: Generation) -> ChatCompletionRes
     choices: dict[int, ChatCompletionResponseChoice] = {}
     extras: dict[str, Any] = {}
     async for index, output in generation:
-        answer.usage.add(index, output)
+        answer.head.usage.add(index, output)
+        answer.note_prompt_logprobs(output)
         extras = answer.prompt_extras(output)
         for completion in output.outputs:
             choices[completion.index] = ChatCompletionResponseChoice(
@@ -139,13 +160,10 @@ async def _collect(answer: _Answer, generation: Generation) -> ChatCompletionRes
                 **answer.endings(completion),
             )
     return ChatCompletionResponse(
-        id=answer.id,
+        **answer.head.fields(),
         object="chat.completion",
-        created=answer.created,
-        model=answer.model,
-        system_fingerprint=answer.fingerprint,
         choices=[choices[index] for index in sorted(choices)],
-        usage=answer.usage.usage(),
+        usage=answer.head.usage.usage(),
         **extras,
     )
 
@@ -154,29 +172,16 @@ async def _stream(
     answer: _Answer, generation: Generation
 ) -> AsyncGenerator[ChatCompletionStreamResponse, None]:
     """The role of every choice, then what is new of each; the piece that ends a choice carries its reason."""
-    request = answer.request
-
-    def chunk(
-        choices: list[ChatCompletionResponseStreamChoice], **extras: Any
-    ) -> ChatCompletionStreamResponse:
-        if request.continuous_usage:
-            extras["usage"] = answer.usage.usage()
-        elif request.include_usage:
-            extras.setdefault("usage", None)
-        return ChatCompletionStreamResponse(
-            id=answer.id,
-            object="chat.completion.chunk",
-            created=answer.created,
-            model=answer.model,
-            system_fingerprint=answer.fingerprint,
-            choices=choices,
-            **extras,
-        )
-
-    first = True
+    request, head = answer.request, answer.head
+    begun = False
+    held: list[CompletionOutput] = []
     async for index, output in generation:
-        answer.usage.add(index, output)
-        if first:
+        head.usage.add(index, output)
+        answer.note_prompt_logprobs(output)
+        held += output.outputs
+        if answer.lacks_prompt_logprobs() and not output.finished:
+            continue  # they are the first choice's, and others may come before it
+        if not begun:
             for i in range(1 if request.n is None else request.n):
                 role = ChatCompletionResponseStreamChoice(
                     index=i,
@@ -184,39 +189,11 @@ async def _stream(
                     logprobs=None,
                     finish_reason=None,
                 )
-                yield chunk([role], **(answer.prompt_extras(output) if i == 0 else {}))
-            first = False
-        for completion in output.outputs:
-            if not completion.token_ids and not completion.text and completion.finish_reason is None:
-                continue
-            piece = ChatCompletionResponseStreamChoice(
-                index=completion.index,
-                delta=DeltaMessage(content=completion.text),
-                logprobs=answer.logprobs(completion),
-                finish_reason=completion.finish_reason,
-                **answer.endings(completion),
-            )
-            yield chunk([piece])
+                yield answer.chunk([role], **(answer.prompt_extras(output) if i == 0 else {}))
+            begun = True
+        for completion in held:
+            if completion.token_ids or completion.text or completion.finish_reason is not None:
+                yield answer.chunk([answer.stream_choice(completion)])
+        held.clear()
     if request.include_usage:
-        yield chunk([], usage=answer.usage.usage())
-
-
-def check_top_logprobs(parameter: str, value: int | None, limit: int) -> None:
-    if value is not None and not 0 <= value <= limit:
-        raise ValidationError(
-            f"{parameter}={value}: must be between 0 and {limit} (the server's --max-logprobs).",
-            parameter=parameter,
-            value=value,
-        )
-
-
-def max_tokens_or_one(wanted: int | None, min_tokens: int | None) -> int:
-    """A stand-in for max_tokens while the prompt's length is not known, so that the rest can be checked."""
-    return max(1, min_tokens or 0) if wanted is None else wanted
-
-
-def params_as_dict(params: SamplingParams) -> dict[str, Any]:
-    import msgspec
-
-    result: dict[str, Any] = msgspec.to_builtins(params, str_keys=True)
-    return result
+        yield answer.chunk([], usage=head.usage.usage())

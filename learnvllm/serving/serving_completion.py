@@ -12,22 +12,21 @@ from typing import Any
 
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.serving.answer import AnswerHead
 from learnvllm.serving.engine_client import EngineClient, Generation
 from learnvllm.serving.logprobs import LogprobsFormatter, prompt_logprobs
 from learnvllm.serving.protocol import CompletionRequest
 from learnvllm.serving.renderer import RenderedPrompt, Renderer
+from learnvllm.serving.request_params import check_top_logprobs, max_tokens_or_one, params_as_dict
 from learnvllm.serving.responses import (
     CompletionResponse,
     CompletionResponseChoice,
     RenderResponse,
     UsageInfo,
     new_id,
-    now,
 )
-from learnvllm.serving.serving_chat import check_top_logprobs, max_tokens_or_one, params_as_dict
 from learnvllm.serving.serving_models import OpenAIServingModels
 from learnvllm.serving.streaming import EventStream
-from learnvllm.serving.usage import UsageCounter
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -38,12 +37,8 @@ class _Answer:
 
     request: CompletionRequest
     prompts: list[RenderedPrompt]
-    model: str
-    fingerprint: str
+    head: AnswerHead
     formatter: LogprobsFormatter
-    id: str = field(default_factory=lambda: new_id("cmpl"))
-    created: int = field(default_factory=now)
-    usage: UsageCounter = field(default_factory=UsageCounter)
     text_lengths: dict[int, int] = field(default_factory=dict)
     """Characters sent of each choice, for text_offset."""
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
@@ -110,15 +105,7 @@ class _Answer:
     def response(
         self, choices: list[CompletionResponseChoice], **usage: UsageInfo | None
     ) -> CompletionResponse:
-        return CompletionResponse(
-            id=self.id,
-            object="text_completion",
-            created=self.created,
-            model=self.model,
-            system_fingerprint=self.fingerprint,
-            choices=choices,
-            **usage,
-        )
+        return CompletionResponse(**self.head.fields(), object="text_completion", choices=choices, **usage)
 
 
 class OpenAIServingCompletion:
@@ -133,12 +120,12 @@ class OpenAIServingCompletion:
         """Raises: LearnVLLMError: refused, before anything is sent and with none of the prompts running."""
         prompts, params = await self._prepare(request)
         formatter = LogprobsFormatter(self.renderer.tokenizer, bool(request.return_tokens_as_token_ids))
-        answer = _Answer(request, prompts, self.models.name, self.models.fingerprint, formatter)
+        answer = _Answer(request, prompts, AnswerHead.begin("cmpl", self.models), formatter)
         generation = await Generation.start(
             self.engine,
             prompts,
             params,
-            answer.id,
+            answer.head.id,
             priority=request.priority or 0,
             cache_salt=request.cache_salt,
         )
@@ -181,27 +168,23 @@ class OpenAIServingCompletion:
 async def _collect(answer: _Answer, generation: Generation) -> CompletionResponse:
     choices: dict[int, CompletionResponseChoice] = {}
     async for index, output in generation:
-        answer.usage.add(index, output)
+        answer.head.usage.add(index, output)
         answer.note_prompt_logprobs(index, output)
         for completion in output.outputs:
             choice = answer.choice(index, output, completion, bool(answer.request.echo))
             choices[choice.index] = choice
     completion_tokens = 0 if answer.request.scores_prompt_only else None
-    return answer.response([choices[i] for i in sorted(choices)], usage=answer.usage.usage(completion_tokens))
+    return answer.response(
+        [choices[i] for i in sorted(choices)], usage=answer.head.usage.usage(completion_tokens)
+    )
 
 
 async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[CompletionResponse, None]:
-    request = answer.request
-
-    def usage() -> dict[str, UsageInfo | None]:
-        if request.continuous_usage:
-            return {"usage": answer.usage.usage()}
-        return {"usage": None} if request.include_usage else {}
-
+    request, head = answer.request, answer.head
     begun: set[tuple[int, int]] = set()
     held: dict[int, list[tuple[RequestOutput, CompletionOutput]]] = {}
     async for index, output in generation:
-        answer.usage.add(index, output)
+        answer.head.usage.add(index, output)
         answer.note_prompt_logprobs(index, output)
         waiting = held.setdefault(index, [])
         waiting += [(output, completion) for completion in output.outputs]
@@ -212,7 +195,9 @@ async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[Com
             begun.add((index, completion.index))
             choice = answer.choice(index, its_output, completion, echo)
             if choice.text or completion.token_ids or completion.finish_reason is not None:
-                yield answer.response([choice], **usage())
+                included, continuous = request.include_usage, request.continuous_usage
+                usage = head.usage_so_far(included=included, continuous=continuous)
+                yield answer.response([choice], **usage)
         waiting.clear()
     if request.include_usage:
-        yield answer.response([], usage=answer.usage.usage())
+        yield answer.response([], usage=answer.head.usage.usage())

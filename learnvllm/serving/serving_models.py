@@ -19,7 +19,7 @@ class OpenAIServingModels:
         self.name = config.served_model_name
         self.max_logprobs = config.model_config.max_logprobs
         self.fingerprint = f"fp_{config.config_hash()[:10]}"
-        """Equal fingerprints, seeds and prompts give equal answers."""
+        """Of model and flags: on one machine, equal fingerprints, seeds and prompts give equal answers."""
         self.card = ModelCard(
             id=self.name,
             object="model",

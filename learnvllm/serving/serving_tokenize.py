@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from learnvllm.serving.protocol import DetokenizeRequest, TokenizeRequest
 from learnvllm.serving.renderer import Renderer
+from learnvllm.serving.request_params import chat_params
 from learnvllm.serving.responses import DetokenizeResponse, TokenizeResponse
-from learnvllm.serving.serving_chat import chat_params
 from learnvllm.serving.serving_models import OpenAIServingModels
 
 

@@ -1,6 +1,6 @@
 """Counting tokens of one HTTP request while its outputs come in.
 
-Upstream namesake: vllm/entrypoints/openai/engine/protocol.py (UsageInfo).
+Upstream namesake: vllm/entrypoints/serve/engine/protocol.py (UsageInfo).
 """
 
 from __future__ import annotations

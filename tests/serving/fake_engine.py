@@ -72,6 +72,8 @@ class FakeEngine:
         self.refuse: LearnVLLMError | None = None
         self.fail_after: int | None = None
         """Die after this many tokens of a request."""
+        self.prompt_logprobs_at = 1
+        """The step of a stream that brings them: with several choices it need not be the first."""
         self.dead = False
         self.running: set[str] = set()
         self.aborted: list[str] = []
@@ -170,7 +172,7 @@ class FakeEngine:
                     prompt_token_ids=prompt,
                     outputs=outputs,
                     finished=all(reasons),
-                    prompt_logprobs=prompt_logprobs if step == 1 or not delta else None,
+                    prompt_logprobs=prompt_logprobs if step == self.prompt_logprobs_at or not delta else None,
                 )
 
     def _entry(self, token: int, num: int) -> TokenLogprobs:

@@ -23,6 +23,7 @@ class FakeServer:
         """The engine as it was made."""
         engine = self.engine
         engine.token_seconds, engine.refuse, engine.fail_after, engine.dead = 0.0, None, None, False
+        engine.prompt_logprobs_at = 1
         self.state.draining = False
 
 

@@ -142,6 +142,20 @@ def test_streamed_logprobs_are_those_of_the_whole_answer(sdk: openai.OpenAI) -> 
     assert streamed == whole.content
 
 
+def test_a_stream_has_the_prompts_logprobs_even_when_they_come_late(
+    http: httpx.Client, fake_server: FakeServer
+) -> None:
+    fake_server.engine.prompt_logprobs_at = 3
+    body = {"messages": HELLO, "max_tokens": 5, "n": 2, "prompt_logprobs": 1}
+    first, *rest = events(http, "/v1/chat/completions", body)
+    assert len(first["prompt_logprobs"]) == len(fake_server.engine.prompts[-1])
+    assert not any("prompt_logprobs" in chunk for chunk in rest)
+    texts = ["", ""]
+    for choice in (chunk["choices"][0] for chunk in rest):
+        texts[choice["index"]] += choice["delta"]["content"]
+    assert texts == [" the world of blocks and", " world of blocks and tokens"]
+
+
 def test_content_may_be_parts_and_developer_is_system(sdk: openai.OpenAI, fake_server: FakeServer) -> None:
     messages: Any = [
         {"role": "developer", "content": "be brief"},
