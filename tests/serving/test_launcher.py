@@ -51,10 +51,10 @@ def fake_process(log: Path, token_seconds: float, timeout: float) -> Iterator[Se
 class Answer(threading.Thread):
     """A streamed completion, read in the background."""
 
-    def __init__(self, server: ServerProcess, max_tokens: int, prompt: str = "hello") -> None:
+    def __init__(self, server: ServerProcess, max_tokens: int, prompt: str = "hello", n: int = 1) -> None:
         super().__init__()
         self.server = server
-        self.body = {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        self.body = {"prompt": prompt, "max_tokens": max_tokens, "n": n, "stream": True, "ignore_eos": True}
         self.begun = threading.Event()
         self.text = ""
         self.start()
@@ -155,20 +155,23 @@ def test_an_engine_that_is_killed_takes_the_server_along_with_an_error_for_every
     tiny_model: Path, tmp_path: Path
 ) -> None:
     with serving(tiny_model, tmp_path / "log", *TINY_FLAGS) as server:
-        streams = [Answer(server, max_tokens=900, prompt=f"prompt {i}") for i in range(3)]
+        streams = [Answer(server, max_tokens=900, prompt=f"prompt {i}", n=4) for i in range(3)]
         whole: list[Any] = []
 
         def ask() -> None:
             with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as sdk:
                 try:
-                    body: Any = {"prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+                    body: Any = {"prompt": "a", "max_tokens": 900, "n": 4, "extra_body": {"ignore_eos": True}}
                     whole.append(sdk.completions.create(model="tiny-llama", **body))
                 except openai.APIError as error:
                     whole.append(error)
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while server.metric("vllm:num_requests_running") < 4:
+        unfinished = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        deadline = time.monotonic() + 60
+        while sum(map(server.metric, unfinished)) <= 12:  # the three streams are 12 to the engine
+            assert time.monotonic() < deadline, server.output()
             time.sleep(0.005)
         server.engine().kill()
         assert server.wait() == 1, server.output()
