@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 240
 
 
 @dataclass

@@ -68,7 +68,7 @@ assert "torch" not in sys.modules
 
 def in_a_process(program: str, **given: Any) -> Any:
     result = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(given), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], input=json.dumps(given), capture_output=True, text=True, timeout=280
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
