@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
+from dataclasses import fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from learnvllm.architecture import envs
 from learnvllm.architecture.config import (
@@ -23,9 +24,11 @@ from learnvllm.architecture.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from learnvllm.architecture.errors import ConfigError
 from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.architecture.outputs import RequestOutput
 from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.architecture.tracing import StepTracer
 from learnvllm.engine_core.arg_utils import EngineArgs
 from learnvllm.engine_core.build import build_engine_core
 from learnvllm.engine_core.input_processor import TokensPrompt
@@ -42,6 +45,8 @@ __all__ = [
     "build_tokenizer",
     "create_engine_config",
 ]
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from learnvllm.engine_core.async_llm import AsyncLLM
@@ -61,64 +66,41 @@ def create_engine_config(args: EngineArgs) -> EngineConfig:
     from learnvllm.model_layers.loading.resolve import resolve_model
 
     resolved = resolve_model(args.model)
+    arch = ModelArchitecture.from_directory(resolved.path)
+    trace_file = args.trace_file or envs.get("LEARNVLLM_TRACE_FILE")
     return EngineConfig(
-        model_config=ModelConfig(
-            model=resolved.name,
-            path=resolved.path,
-            arch=ModelArchitecture.from_directory(resolved.path),
-            dtype=args.dtype,
-            max_model_len=0 if args.max_model_len is None else args.max_model_len,
-            seed=args.seed,
-            served_model_name=args.served_model_name,
-            max_logprobs=args.max_logprobs,
-            load_format=args.load_format,
-        ),
-        cache_config=CacheConfig(
-            block_size=args.block_size,
-            gpu_memory_utilization=args.gpu_memory_utilization,
-            enable_prefix_caching=args.enable_prefix_caching,
-            num_gpu_blocks_override=args.num_gpu_blocks_override,
-            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-            prefix_caching_hash_seed=args.prefix_caching_hash_seed,
-            watermark=args.watermark,
-        ),
-        scheduler_config=SchedulerConfig(
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_num_seqs=args.max_num_seqs,
-            policy=args.scheduling_policy,
-            enable_chunked_prefill=args.enable_chunked_prefill,
-            long_prefill_token_threshold=args.long_prefill_token_threshold,
-            async_scheduling=args.async_scheduling,
-            max_num_queued_reqs=args.max_num_queued_reqs,
-            max_num_queued_tokens=args.max_num_queued_tokens,
-        ),
-        parallel_config=ParallelConfig(
-            tensor_parallel_size=args.tensor_parallel_size,
-            pipeline_parallel_size=args.pipeline_parallel_size,
-            data_parallel_size=args.data_parallel_size,
-            distributed_executor_backend=args.distributed_executor_backend,
-        ),
-        device_config=DeviceConfig(
-            device=args.device,
-            num_threads=args.num_threads,
-            cpu_kernels=args.cpu_kernels,
-        ),
-        observability_config=ObservabilityConfig(
-            log_stats=not args.disable_log_stats,
-            trace_file=args.trace_file or envs.get("LEARNVLLM_TRACE_FILE"),
-        ),
+        model_config=_part(ModelConfig, args, model=resolved.name, path=resolved.path, arch=arch),
+        cache_config=_part(CacheConfig, args),
+        scheduler_config=_part(SchedulerConfig, args, policy=args.scheduling_policy),
+        parallel_config=_part(ParallelConfig, args),
+        device_config=_part(DeviceConfig, args),
+        observability_config=ObservabilityConfig(not args.disable_log_stats, trace_file),
     )
+
+
+def _part(part: type[T], args: EngineArgs, **given: Any) -> T:
+    """A part of the tree, its fields taken from the flags of the same names. A flag that is None leaves the
+    field to its default."""
+    names = {f.name for f in fields(cast(Any, part))} & {f.name for f in fields(args)}
+    flags = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return part(**{**flags, **given})
 
 
 def build_tokenizer(config: EngineConfig) -> Tokenizer:
     return Tokenizer.from_directory(config.model_config.path)
 
 
-def build_llm_engine(config: EngineConfig, *, multiprocess: bool | None = None) -> LLMEngine:
+def build_llm_engine(
+    config: EngineConfig, *, multiprocess: bool | None = None, tracer: StepTracer | None = None
+) -> LLMEngine:
     """The engine a caller drives step by step.
 
     Args:
         multiprocess: the core in a process of its own. None: LEARNVLLM_ENABLE_MULTIPROCESSING.
+        tracer: receives a StepEvent per step. It lives in this process, so the core must too.
+
+    Raises:
+        ConfigError: a tracer, and the core in another process.
     """
     from learnvllm.engine_core.core_client import InprocClient, SyncEngineCoreClient
     from learnvllm.engine_core.llm_engine import LLMEngine
@@ -126,9 +108,17 @@ def build_llm_engine(config: EngineConfig, *, multiprocess: bool | None = None) 
 
     if multiprocess is None:
         multiprocess = envs.get("LEARNVLLM_ENABLE_MULTIPROCESSING")
+    if multiprocess and tracer is not None:
+        raise ConfigError(
+            "tracer: the engine core runs in another process and cannot call it. Pass multiprocess=False, or "
+            "use trace_file.",
+            parameter="tracer",
+        )
     tokenizer = build_tokenizer(config)
     client: SyncEngineCoreClient = (
-        SyncMPClient(build_engine_core, config) if multiprocess else InprocClient(build_engine_core(config))
+        SyncMPClient(build_engine_core, config)
+        if multiprocess
+        else InprocClient(build_engine_core(config, tracer))
     )
     return LLMEngine(config, tokenizer, client, StatLoggerManager.create(config, client.ready))
 
@@ -148,7 +138,7 @@ class LLM(OfflineInferenceMixin):
 
     Args:
         model: as EngineArgs.model.
-        multiprocess: as in `build_llm_engine`.
+        multiprocess, tracer: as in `build_llm_engine`.
         engine_args: any other field of EngineArgs. Statistics are off unless disable_log_stats=False.
 
     Raises:
@@ -156,10 +146,16 @@ class LLM(OfflineInferenceMixin):
     """
 
     def __init__(
-        self, model: str | None = None, *, multiprocess: bool | None = None, **engine_args: Any
+        self,
+        model: str | None = None,
+        *,
+        multiprocess: bool | None = None,
+        tracer: StepTracer | None = None,
+        **engine_args: Any,
     ) -> None:
         args = EngineArgs.from_kwargs({"model": model, "disable_log_stats": True, **engine_args})
-        self.llm_engine = build_llm_engine(create_engine_config(args), multiprocess=multiprocess)
+        config = create_engine_config(args)
+        self.llm_engine = build_llm_engine(config, multiprocess=multiprocess, tracer=tracer)
         self._request_counter = itertools.count()
         self._finalizer = weakref.finalize(self, self.llm_engine.shutdown)
 
@@ -195,6 +191,11 @@ class LLM(OfflineInferenceMixin):
     @property
     def config(self) -> EngineConfig:
         return self.llm_engine.config
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes the engine holds: `weight_bytes` and `kv_cache_bytes` (the pool, touched or not)."""
+        report: dict[str, int] = self.llm_engine.collective_rpc("memory_report")[0]
+        return report
 
     def get_tokenizer(self) -> Tokenizer:
         assert self.llm_engine.tokenizer is not None

@@ -126,4 +126,3 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     utility_output: UtilityOutput | None = None
     timestamp: float = 0.0
     """time.monotonic() seconds of the engine process."""
-    engine_index: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,24 +73,44 @@ class RecordingTracer:
 def to_chrome_trace(events: Iterable[StepEvent]) -> dict[str, Any]:
     """Convert events to the Chrome trace format, which Perfetto (ui.perfetto.dev) opens.
 
-    Track 0 shows steps and their phases; each request has a track of its own; free blocks and queue lengths
-    are counters. Timestamps are microseconds from the first event.
+    The first tracks show steps and their phases: one track, or as many as there are steps in flight at once.
+    Each request has a track of its own; free blocks and queue lengths are counters. Timestamps are
+    microseconds from the first event.
     """
     events = list(events)
     if not events:
         return {"traceEvents": []}
     origin = events[0].start
-    rows: list[dict[str, Any]] = [_thread_name(0, "engine steps")]
-    tracks: dict[str, int] = {}
-    for event in events:
-        rows.extend(_step_rows(event, origin))
-        rows.extend(_request_rows(event, origin, tracks))
-    rows.extend(_thread_name(track, f"request {req_id}") for req_id, track in tracks.items())
+    lanes = _lanes(events)
+    rows = [_thread_name(lane, "engine steps") for lane in range(max(lanes) + 1)]
+    tracks: dict[str, _RequestTrack] = {}
+    for event, lane in zip(events, lanes):
+        rows.extend(_step_rows(event, origin, lane))
+        rows.extend(_request_rows(event, origin, tracks, first_track=max(lanes) + 1))
+    rows.extend(_thread_name(t.number, f"request {req_id}") for req_id, t in tracks.items())
     return {"traceEvents": rows, "displayTimeUnit": "ms"}
 
 
 def write_chrome_trace(events: Iterable[StepEvent], path: Path) -> None:
     path.write_text(json.dumps(to_chrome_trace(events)), encoding="utf-8")
+
+
+def _lanes(events: list[StepEvent]) -> list[int]:
+    """The track of each step: the first that is free when it begins. Slices of one track must not overlap."""
+    free_at: list[float] = []
+    lanes = []
+    for event in events:
+        lane = next((i for i, end in enumerate(free_at) if end <= event.start), len(free_at))
+        free_at[lane : lane + 1] = [event.start + _duration(event)]
+        lanes.append(lane)
+    return lanes
+
+
+@dataclass
+class _RequestTrack:
+    number: int
+    end: float = 0.0
+    """Where its last slice ends, in seconds."""
 
 
 def _duration(event: StepEvent) -> float:
@@ -112,17 +133,17 @@ def _slice(name: str, track: int, start: float, seconds: float, args: dict[str, 
     }
 
 
-def _step_rows(event: StepEvent, origin: float) -> list[dict[str, Any]]:
+def _step_rows(event: StepEvent, origin: float, track: int) -> list[dict[str, Any]]:
     begin = event.start - origin
     tokens = sum(s.num_tokens for s in event.scheduled)
     args = {"tokens": tokens, "preempted": event.preempted, "finished": event.finished}
-    rows = [_slice(f"step {event.step}", 0, begin, _duration(event), args)]
+    rows = [_slice(f"step {event.step}", track, begin, _duration(event), args)]
     previous = at = begin
     for phase, seconds in event.phases.items():
         if phase == "forward":  # the beginning of execute, which came just before it
-            rows.append(_slice(phase, 0, previous, seconds, {}))
+            rows.append(_slice(phase, track, previous, seconds, {}))
             continue
-        rows.append(_slice(phase, 0, at, seconds, {}))
+        rows.append(_slice(phase, track, at, seconds, {}))
         previous, at = at, at + seconds
     for name, value in (
         ("free blocks", event.free_blocks),
@@ -133,15 +154,20 @@ def _step_rows(event: StepEvent, origin: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _request_rows(event: StepEvent, origin: float, tracks: dict[str, int]) -> list[dict[str, Any]]:
+def _request_rows(
+    event: StepEvent, origin: float, tracks: dict[str, _RequestTrack], first_track: int
+) -> list[dict[str, Any]]:
     rows = []
     for s in event.scheduled:
-        track = tracks.setdefault(s.req_id, len(tracks) + 1)
+        track = tracks.setdefault(s.req_id, _RequestTrack(first_track + len(tracks)))
+        # Of two steps in flight the second is drawn from where the first one ends.
+        begin = max(event.start - origin, track.end)
+        track.end = max(begin, event.start - origin + _duration(event))
         kind = "decode" if s.num_computed_before >= s.num_prompt else "prefill"
         args = {
             "tokens": s.num_tokens,
             "computed_before": s.num_computed_before,
             "cached": s.num_cached_tokens,
         }
-        rows.append(_slice(kind, track, event.start - origin, _duration(event), args))
+        rows.append(_slice(kind, track.number, begin, track.end - begin, args))
     return rows

@@ -21,6 +21,10 @@ PROMPT_CONTEXT = 8
 class TokenStream:
     """`tokenizers`' DecodeStream, plus a flush: bytes that never became a character are not lost.
 
+    Example: an emoji whose four bytes F0 9F 98 80 a vocabulary spells with three tokens, F0 9F | 98 | 80. The
+    first two pushes return "", as their bytes are no character yet and stay pending; the third returns the
+    emoji. If the request ends after two, `flush` gives "�" for what is pending.
+
     Args:
         prompt_token_ids: what comes before the first token pushed.
     """

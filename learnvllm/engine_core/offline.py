@@ -48,10 +48,12 @@ class OfflineInferenceMixin:
 
         Raises:
             ValidationError: a prompt or parameter cannot be served; none of the prompts runs then.
+            QueueFullError: more prompts than may wait (--max-num-queued-reqs, --max-num-queued-tokens).
             EngineDeadError: the engine is gone.
         """
         listed = _as_list(prompts)
-        params = _one_each(sampling_params or SamplingParams(), len(listed), "sampling_params")
+        wanted = SamplingParams() if sampling_params is None else sampling_params
+        params = _one_each(wanted, len(listed), "sampling_params")
         priorities = [0] * len(listed) if priority is None else list(priority)
         _check_length("priority", len(priorities), len(listed))
         request_ids: list[str] = []
@@ -62,9 +64,7 @@ class OfflineInferenceMixin:
                 self.llm_engine.add_request(request_id, prompt, final, priority=prio)
                 request_ids.append(request_id)
             return self._run_engine(request_ids, use_tqdm)
-        except (
-            BaseException
-        ):  # Ctrl-C too: the engine stays usable and the next call gets its own results only
+        except BaseException:  # Ctrl-C too: the engine stays usable, the next call gets its own results only
             self.llm_engine.abort_request(request_ids)
             raise
 
@@ -101,8 +101,14 @@ def _one_each(
 ) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
-    _check_length(parameter, len(params), count)
-    return list(params)
+    listed = list(params)
+    _check_length(parameter, len(listed), count)
+    for p in listed:
+        if not isinstance(p, SamplingParams):
+            raise ValidationError(
+                f"{parameter} must be SamplingParams, not {type(p).__name__}.", parameter=parameter
+            )
+    return listed
 
 
 def _check_length(parameter: str, given: int, count: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from learnvllm.architecture.math_utils import cdiv
 from learnvllm.architecture.step import BlockIds
 from learnvllm.kv_cache.interface import KVCacheConfig
 
@@ -23,7 +24,7 @@ class BlockTables:
 
     def __init__(self, kv_cache_config: KVCacheConfig, max_rows: int, max_tokens: int) -> None:
         self.block_sizes = [group.spec.block_size for group in kv_cache_config.groups]
-        widths = [-(-max_tokens // size) for size in self.block_sizes]
+        widths = [cdiv(max_tokens, size) for size in self.block_sizes]
         self.tables = [np.zeros((max_rows, width), dtype=np.int32) for width in widths]
         self.num_blocks = np.zeros((len(widths), max_rows), dtype=np.int32)
 
@@ -40,7 +41,7 @@ class BlockTables:
 
     def gather(self, group: int, rows: np.ndarray, max_seq_len: int) -> np.ndarray:
         """The rows of a step, cut to what its longest request needs. rows: [R] -> [R, W] int32."""
-        width = -(-max_seq_len // self.block_sizes[group])
+        width = cdiv(max_seq_len, self.block_sizes[group])
         return self.tables[group][:, :width].take(rows, axis=0)
 
     def slot_mapping(self, group: int, token_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ConfigError
+from learnvllm.architecture.math_utils import cdiv
 from learnvllm.architecture.platforms import CpuPlatform, Platform, current_platform
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.executor_worker.executor import ModelLoader
@@ -88,7 +89,7 @@ class Worker:
             return torch.cuda.max_memory_allocated(self.device) - before
         profiled = min(tokens, CPU_PROFILE_TOKENS)
         with PeakMemory() as memory:
-            runner.dummy_run(profiled, -(-scheduler.max_num_seqs * profiled // tokens))
+            runner.dummy_run(profiled, cdiv(scheduler.max_num_seqs * profiled, tokens))
         return memory.peak * tokens // profiled
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
@@ -124,6 +125,11 @@ class Worker:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.runner.execute_model(scheduler_output)
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes held: `weight_bytes` as packed, `kv_cache_bytes` of the pool."""
+        caches = {t.data_ptr(): t.nbytes for pair in self.runner.kv_caches.values() for t in pair}
+        return {"weight_bytes": self.model.weight_bytes(), "kv_cache_bytes": sum(caches.values())}
 
     def check_health(self) -> int:
         """Answers with the process id: a worker that answers is alive."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ConfigError
+from learnvllm.architecture.math_utils import cdiv
 from learnvllm.kv_cache.interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, KVCacheTensor
 
 # Kinds of layers of nearly equal number are padded to the greater, else split into groups of the smaller.
@@ -62,7 +63,7 @@ def group_layers(specs: dict[str, KVCacheSpec]) -> tuple[KVCacheGroupSpec, ...]:
     size = max(counts) if max(counts) < min(counts) * _PAD_UP_TO else min(counts)
     groups = []
     for spec, names in by_spec.items():
-        num_groups = -(-len(names) // size)
+        num_groups = cdiv(len(names), size)
         # Every num_groups-th layer, so that layers of a group are spread evenly over the model.
         groups += [KVCacheGroupSpec(tuple(names[i::num_groups]), spec) for i in range(num_groups)]
     return tuple(groups)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from learnvllm.architecture.math_utils import cdiv
+
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -50,7 +52,7 @@ class FullAttentionSpec(AttentionSpec):
     """Every token attends to all before it: all blocks are kept."""
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int | None = None) -> int:
-        return _cdiv(num_tokens, self.block_size)
+        return cdiv(num_tokens, self.block_size)
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ class SlidingWindowSpec(AttentionSpec):
     def max_blocks(self, num_tokens: int, max_step_tokens: int | None = None) -> int:
         """A step of n tokens reads the window - 1 before it too, wherever in a block they begin."""
         if max_step_tokens is None or num_tokens <= 0:
-            return _cdiv(num_tokens, self.block_size)
+            return cdiv(num_tokens, self.block_size)
         span = min(self.sliding_window - 1 + max_step_tokens, num_tokens)
         # The span need not begin at a block boundary: its first token may be the last of a block.
-        return min(_cdiv(num_tokens, self.block_size), _cdiv(span - 1, self.block_size) + 1)
+        return min(cdiv(num_tokens, self.block_size), cdiv(span - 1, self.block_size) + 1)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,3 @@ class KVCacheConfig:
             else:
                 high = middle - 1
         return low
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from learnvllm.architecture.math_utils import cdiv
 from learnvllm.architecture.request import Request
 from learnvllm.kv_cache.block_pool import BlockPool
 from learnvllm.kv_cache.coordinator import KVCacheCoordinator
@@ -49,7 +50,7 @@ def _check_table(coordinator: KVCacheCoordinator, group_id: int, request: Reques
     table = manager.req_to_blocks.get(request.request_id)
     assert table is not None, f"running request {request.request_id!r} has no table in group {group_id}"
     first_read = manager.get_num_skipped_tokens(request.num_computed_tokens) // manager.block_size
-    for index in range(first_read, -(-request.num_computed_tokens // manager.block_size)):
+    for index in range(first_read, cdiv(request.num_computed_tokens, manager.block_size)):
         assert index < len(table), f"{request.request_id!r}: block {index} of group {group_id} is missing"
         assert not table[index].is_null, f"{request.request_id!r}: block {index} was given back too early"
     for index, block in enumerate(table):

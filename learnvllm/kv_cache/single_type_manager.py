@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from learnvllm.architecture.math_utils import cdiv
 from learnvllm.architecture.request import Request
 from learnvllm.kv_cache.block_pool import BlockPool, KVCacheBlock
 from learnvllm.kv_cache.hashing import BlockHash
@@ -58,7 +59,7 @@ class SingleTypeKVCacheManager(ABC):
         """Free blocks it takes to grow to `num_tokens`, hits that nobody else holds included."""
         held = self.req_to_blocks.get(request_id)
         num_held = len(hits) if held is None else len(held)
-        num_new = max(-(-num_tokens // self.block_size) - num_held, 0)
+        num_new = max(cdiv(num_tokens, self.block_size) - num_held, 0)
         return num_new + _count_free(hits) if hits else num_new
 
     def get_num_blocks_outstanding(
@@ -83,7 +84,7 @@ class SingleTypeKVCacheManager(ABC):
     def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
         """Grow the table until it holds `num_tokens` tokens; return what was added."""
         table = self.req_to_blocks[request_id]
-        num_new = -(-num_tokens // self.block_size) - len(table)
+        num_new = cdiv(num_tokens, self.block_size) - len(table)
         if num_new <= 0:
             return []
         new = self.block_pool.get_new_blocks(num_new)
@@ -164,7 +165,7 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         After a hit of n blocks the next token reads the window - 1 tokens before it, which is the last
         ceil((window - 1) / block_size) blocks; a shorter row counts only if it begins at the first block.
         """
-        num_needed = -(-(self.sliding_window - 1) // self.block_size)
+        num_needed = cdiv(self.sliding_window - 1, self.block_size)
         count = min(len(block_hashes), max_num_blocks)
         row: list[KVCacheBlock] = []  # cached blocks in a row, the last one first
         end = count

@@ -1,6 +1,6 @@
 """The scheduler's door: what could never run is refused when added, not found out when it blocks everybody.
 
-It looks at lengths, ids and queues; a request's other values are the engine core's and the front end's affair.
+It looks at lengths, ids and queues; a request's other values are the engine core's and front end's affair.
 What can never run is the caller's mistake (400); a full queue is nobody's (503, try again later).
 """
 

@@ -35,10 +35,12 @@ class AsyncScheduler(Scheduler):
             if request.num_computed_tokens == request.num_tokens + request.num_output_placeholders:
                 request.num_output_placeholders += 1  # all known tokens computed: the step samples one
 
-    def _append_sampled_tokens(self, request: Request, token_ids: list[int]) -> list[int]:
+    def _append_sampled_tokens(
+        self, request: Request, token_ids: list[int]
+    ) -> tuple[list[int], RequestStatus | None]:
         request.num_output_placeholders -= len(token_ids)
-        kept = super()._append_sampled_tokens(request, token_ids)
-        if request.status is RequestStatus.RUNNING:
+        kept, final_status = super()._append_sampled_tokens(request, token_ids)
+        if request.status is RequestStatus.RUNNING and final_status is None:
             # A block filled by a token in flight could not be named when it was scheduled; now it can.
             self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
-        return kept
+        return kept, final_status

@@ -1,6 +1,7 @@
 """What the engine core asks of a scheduler, and nothing else.
 
-`schedule` and `update_from_output` alternate, one step ahead of each other when scheduling is asynchronous.
+A step is decided by `schedule`, executed by the workers, and taken in by `update_from_output`. With
+asynchronous scheduling `schedule` is one step ahead: step n + 1 is decided before step n is taken in.
 Upstream namesake: vllm/v1/core/sched/interface.py (SchedulerInterface).
 """
 
@@ -15,6 +16,11 @@ from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 
 
 class SchedulerInterface(ABC):
+    """Owns every request from `add_request` until it ends, and decides step by step who computes what.
+
+    The core calls it from one thread.
+    """
+
     @property
     @abstractmethod
     def block_hasher(self) -> BlockHasher | None:

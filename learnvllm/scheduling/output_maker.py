@@ -6,7 +6,7 @@ Upstream does this inside Scheduler.update_from_output (vllm/v1/core/sched/sched
 from __future__ import annotations
 
 from learnvllm.architecture.messages import EngineCoreOutput, LogprobsLists
-from learnvllm.architecture.request import Request
+from learnvllm.architecture.request import Request, RequestStatus
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 
 
@@ -20,21 +20,27 @@ class OutputMaker:
         self,
         request: Request,
         token_ids: list[int],
+        final_status: RequestStatus | None,
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
     ) -> EngineCoreOutput | None:
-        """None when there is nothing to tell: a prompt is still being computed."""
+        """None when there is nothing to tell: a prompt is still being computed.
+
+        Args:
+            token_ids: what the request keeps of the tokens it was given.
+            final_status: how it ended with them, if it did.
+        """
         prompt_logprobs = None
         if model_runner_output.prompt_logprobs:
             prompt_logprobs = self._take_prompt_logprobs(request, scheduler_output, model_runner_output)
-        if not token_ids and prompt_logprobs is None and not request.is_finished:
+        if not token_ids and prompt_logprobs is None and final_status is None:
             return None
         return EngineCoreOutput(
             request.request_id,
             token_ids,
             new_logprobs=model_runner_output.logprobs.get(request.request_id) if token_ids else None,
             new_prompt_logprobs=prompt_logprobs,
-            finish_reason=request.status.finish_reason,
+            finish_reason=None if final_status is None else final_status.finish_reason,
             stop_reason=request.stop_reason,
             events=request.take_events(),
             num_cached_tokens=max(request.num_cached_tokens, 0),

@@ -139,7 +139,6 @@ class Scheduler(SchedulerInterface):
         self._next_step_id += 1
         if plan.requests:
             self._steps_in_flight[output.step_id] = plan.requests
-            self._stats.num_scheduled_tokens += output.total_num_scheduled_tokens
         if self._recorder:
             self._recorder.scheduled(output, plan.requests, started, self)
         self._update_after_schedule(plan)
@@ -278,18 +277,21 @@ class Scheduler(SchedulerInterface):
         sampled = dict(zip(model_runner_output.req_ids, model_runner_output.sampled_token_ids))
         outputs: dict[int, list[EngineCoreOutput]] = {}
         left_running = False
+        self._stats.num_scheduled_tokens += scheduler_output.total_num_scheduled_tokens
         for request in batch:
             if request.is_finished:
                 continue  # ended while the step was in flight: its token is dropped
-            status = request.status
-            token_ids = self._append_sampled_tokens(request, sampled.get(request.request_id) or [])
+            token_ids, final_status = self._append_sampled_tokens(
+                request, sampled.get(request.request_id) or []
+            )
             if request.request_id in model_runner_output.num_nans_in_logits:
-                request.status, token_ids = RequestStatus.FINISHED_ERROR, []  # its token means nothing
-            output = self._output_maker.make(request, token_ids, scheduler_output, model_runner_output)
+                token_ids, final_status = [], RequestStatus.FINISHED_ERROR  # its token means nothing
+            output = self._output_maker.make(
+                request, token_ids, final_status, scheduler_output, model_runner_output
+            )
             if output is not None:
                 outputs.setdefault(request.client_index, []).append(output)
-            final_status, request.status = request.status, status  # tells where to take it from
-            if final_status.is_finished:
+            if final_status is not None:
                 left_running |= self._end_request(request, final_status)
         if left_running:
             self._drop_finished_from_running()
@@ -297,13 +299,16 @@ class Scheduler(SchedulerInterface):
             self._recorder.executed(scheduler_output.step_id, model_runner_output, started)
         return self._pack_outputs(outputs)
 
-    def _append_sampled_tokens(self, request: Request, token_ids: list[int]) -> list[int]:
-        """Append tokens until one ends the request (its status says so); return those that were kept."""
+    def _append_sampled_tokens(
+        self, request: Request, token_ids: list[int]
+    ) -> tuple[list[int], RequestStatus | None]:
+        """Append tokens until one ends the request; return those that were kept, and how it ended, if so."""
         for count, token_id in enumerate(token_ids, start=1):
             request.append_output_token_ids([token_id])
-            if check_stop(request, self.max_model_len):
-                return token_ids[:count]
-        return token_ids
+            final_status = check_stop(request, self.max_model_len)
+            if final_status is not None:
+                return token_ids[:count], final_status
+        return token_ids, None
 
     def _pack_outputs(self, outputs: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
         """One message per client. Statistics travel with the first, to client 0 when there is none."""

@@ -57,7 +57,7 @@ def test_a_request_becomes_what_the_scheduler_keeps() -> None:
     )
     assert (request.num_prompt_tokens, request.num_tokens, request.max_tokens) == (3, 3, 4)
     request.append_output_token_ids([5, 6])
-    assert (request.output_token_ids, request.num_output_tokens, request.num_tokens) == ([5, 6], 2, 5)
+    assert (request.all_token_ids[3:], request.num_output_tokens, request.num_tokens) == ([5, 6], 2, 5)
     assert message.prompt_token_ids == [1, 2, 3]  # the message is left alone
 
 

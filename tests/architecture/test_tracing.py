@@ -1,5 +1,6 @@
 """Step events: kept up to a limit, and turned into what chrome://tracing and Perfetto open."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -105,3 +106,22 @@ def test_the_recorder_keeps_the_newest_events() -> None:
 def test_events_can_be_stored_as_json_lines() -> None:
     for event in EVENTS:
         assert msgspec.json.decode(msgspec.json.encode(event), type=StepEvent) == event
+
+
+def test_steps_that_overlap_in_time_stand_on_tracks_of_their_own() -> None:
+    """One step ahead, execute includes waiting for the step before."""
+    share = [ScheduledTokens("a", 1, 8, 9, 8)]
+    events = [
+        StepEvent(
+            step=n, start=100 + 0.010 * n, scheduled=share, phases={"schedule": 0.001, "execute": 0.017}
+        )
+        for n in range(6)
+    ]
+    rows = [row for row in to_chrome_trace(events)["traceEvents"] if row["ph"] == "X"]
+    steps = [row for row in rows if row["name"].startswith("step")]
+    assert [row["tid"] for row in steps] == [0, 1, 0, 1, 0, 1]
+    requests = [row for row in rows if row["name"] == "decode"]
+    assert {row["tid"] for row in requests} == {2}
+    for track in (steps[::2], steps[1::2], requests):
+        for before, after in itertools.pairwise(track):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1e-6

@@ -6,6 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from learnvllm.architecture.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.assembly import create_engine_config
 from learnvllm.engine_core.arg_utils import EngineArgs
@@ -128,3 +136,19 @@ def tiny_directory(tmp_path: Path) -> Path:
 def test_a_flag_that_would_do_nothing_does_not_exist() -> None:
     with pytest.raises(ConfigError, match="'enforce_eager' is not an engine argument"):
         EngineArgs.from_kwargs({"enforce_eager": True})
+
+
+def test_every_flag_reaches_the_configuration() -> None:
+    """A flag that no part of the tree has a field for would be taken and forgotten."""
+    renamed = {"scheduling_policy": "policy", "disable_log_stats": "log_stats"}
+    parts = (
+        ModelConfig,
+        CacheConfig,
+        SchedulerConfig,
+        ParallelConfig,
+        DeviceConfig,
+        ObservabilityConfig,
+    )
+    known = [f.name for part in parts for f in fields(part)]
+    assert len(known) == len(set(known))  # so that a name means one field
+    assert {renamed.get(f.name, f.name) for f in fields(EngineArgs)} == set(known) - {"path", "arch"}

@@ -90,6 +90,10 @@ def test_a_bad_prompt_among_good_ones_runs_none_and_leaves_the_engine_usable(llm
 def test_counts_that_do_not_match_are_refused(llm) -> None:
     with pytest.raises(ValidationError, match="sampling_params has 2 entries for 3 prompts"):
         llm.generate([[5], [6], [7]], [params(), params()], use_tqdm=False)
+    with pytest.raises(ValidationError, match="sampling_params has 0 entries for 1 prompts"):
+        llm.generate([[5]], [], use_tqdm=False)
+    with pytest.raises(ValidationError, match="must be SamplingParams, not dict"):
+        llm.generate([[5]], [{"max_tokens": 5}], use_tqdm=False)
     with pytest.raises(ValidationError, match="priority has 1 entries for 2 prompts"):
         llm.generate([[5], [6]], params(), priority=[1], use_tqdm=False)
 

@@ -148,9 +148,19 @@ class TestStats:
         assert (stats.num_running_reqs, stats.num_waiting_reqs) == (2, 1)
         assert stats.kv_cache_usage == pytest.approx(0.4)  # two shared blocks and one more each
         assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (18, 8)
-        assert stats.num_scheduled_tokens == 10
-        again = loop.scheduler.make_stats()
-        assert (again.prefix_cache_queries, again.num_scheduled_tokens) == (0, 0)
+        assert stats.num_scheduled_tokens == 0  # scheduled, but not computed yet
+        (message,) = update_raw(loop).values()
+        assert message.scheduler_stats.prefix_cache_queries == 0  # counters begin again
+        assert message.scheduler_stats.num_scheduled_tokens == 10
+
+    def test_tokens_count_with_the_step_that_computed_them_also_one_step_ahead(self) -> None:
+        config = make_config(max_num_batched_tokens=4)
+        loop = SchedulerLoop(config, async_scheduling=True, execute_late=True)
+        loop.add("a", prompt_of(6))
+        loop.schedule()  # 4 tokens
+        loop.schedule()  # 2 tokens, while the first step runs
+        counts = [m.scheduler_stats.num_scheduled_tokens for _ in range(2) for m in update_raw(loop).values()]
+        assert counts == [4, 2]
 
     def test_waiting_does_not_count_as_asking_the_cache_again_and_again(self) -> None:
         loop = SchedulerLoop(make_config(num_blocks=6, block_size=4))

@@ -74,9 +74,7 @@ class IterationStats:
             if event.type is EngineCoreEventType.QUEUED:
                 stats.queued_ts = event.timestamp
             elif event.type is EngineCoreEventType.SCHEDULED:
-                stats.scheduled_ts = (
-                    stats.scheduled_ts or event.timestamp
-                )  # the first time, before preemptions
+                stats.scheduled_ts = stats.scheduled_ts or event.timestamp  # the first, before preemptions
             else:
                 stats.num_preemptions += 1
         if not output.new_token_ids:

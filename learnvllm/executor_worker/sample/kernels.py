@@ -101,7 +101,6 @@ def select(bits, weights, vocab, low, target, by_mass, histogram):  # type: igno
 # ------------------------------------------------------------------------------------------------------- rows
 
 _INF_KEY, _MINUS_INF_KEY = np.int32(0x7F800000), np.int32(-0x7F800001)
-_ONE_BITS = np.int32(0x3F800000)
 
 
 @device
