@@ -154,7 +154,7 @@ def test_the_longest_prompt_that_fits_is_served(tiny_model, llm) -> None:
     """Fault 11: max_model_len - 1 tokens leave room for exactly one."""
     model = tiny_model("llama")
     prompt = random_prompts([255], model.vocab_size)[0]
-    output = llm.generate([prompt], SamplingParams(temperature=0.0), use_tqdm=False)[0]
+    output = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=None), use_tqdm=False)[0]
     model.oracle.check(prompt, output.outputs[0].token_ids, max_tokens=1)
     assert output.outputs[0].finish_reason in ("length", "stop")
 
