@@ -8,7 +8,9 @@ from __future__ import annotations
 import html
 from functools import cache
 from importlib import resources
+from typing import Any
 
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
@@ -42,14 +44,20 @@ or with the OpenAI SDK:
 
 {sdk}
 
-Routes: POST /v1/chat/completions  /v1/completions  /v1/chat/completions/render  /v1/completions/render
-        POST /tokenize  /detokenize
-        GET  /v1/models  /metrics  /health  /version  /openapi.json
+Routes:
+{routes}
 """
 
 
 def curl_example(base: str, model: str) -> str:
     return _CURL.format(base=base, model=model)
+
+
+def _routes(app: FastAPI) -> str:
+    """One line per route of the application, as its own description has them: method and path."""
+    paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
+    found = [(method.upper(), path) for path, methods in paths.items() for method in methods]
+    return "\n".join(f"  {method:<5}{path}" for method, path in [*found, ("GET", app.openapi_url)])
 
 
 def landing_page(request: Request, models: OpenAIServingModels) -> Response:
@@ -62,7 +70,7 @@ def landing_page(request: Request, models: OpenAIServingModels) -> Response:
         "sdk": _SDK.format(base=base, model=models.name),
     }
     if "text/html" not in request.headers.get("accept", ""):
-        return PlainTextResponse(_TEXT.format(**values))
+        return PlainTextResponse(_TEXT.format(**values, routes=_routes(request.app)))
     page = _page()
     for name, value in values.items():
         page = page.replace(f"[[{name}]]", html.escape(value))

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from learnvllm.architecture.errors import QueueFullError
-from learnvllm.serving.protocol import NOT_SUPPORTED, ChatCompletionRequest, CompletionRequest
+from learnvllm.serving.not_supported import NOT_SUPPORTED
+from learnvllm.serving.protocol import ChatCompletionRequest, CompletionRequest
 from tests.serving.fake_server import FakeServer
 
 COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 2}

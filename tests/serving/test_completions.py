@@ -189,4 +189,6 @@ def test_the_landing_page_is_text_for_terminals_and_a_page_for_browsers(http: ht
 
 def test_every_route_is_described(http: httpx.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
+    landing = http.get("/").text
+    assert all(path in landing for path in paths)
     assert {"/v1/chat/completions", "/v1/completions", "/tokenize"} <= set(paths)
