@@ -53,6 +53,7 @@ def test_greedy_tokens_are_those_of_transformers(llm: LLM, oracle: Oracle, promp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_greedy_tokens_are_what_generate_gives(llm: LLM, oracle: Oracle, prompts: list[list[int]]) -> None:
     for prompt, output in zip(prompts, llm.generate(prompts, GREEDY, use_tqdm=False), strict=True):
         ours, theirs = output.outputs[0].token_ids, oracle.generate(prompt, NEW_TOKENS)
