@@ -51,6 +51,7 @@ class Serving:
     chat: OpenAIServingChat
     completion: OpenAIServingCompletion
     tokenization: ServingTokenization
+    state: ServerState
 
 
 def build_app(
@@ -69,6 +70,7 @@ def build_app(
     """
     # No /docs: its page would load scripts from elsewhere. /openapi.json describes the API.
     app = FastAPI(title="learnvllm", version=__version__, docs_url=None, redoc_url=None)
+    state = state or ServerState()
     models = OpenAIServingModels(engine.config)
     app.state.serving = Serving(
         engine=engine,
@@ -76,13 +78,14 @@ def build_app(
         chat=OpenAIServingChat(engine, renderer, models),
         completion=OpenAIServingCompletion(engine, renderer, models),
         tokenization=ServingTokenization(renderer, models),
+        state=state,
     )
     app.include_router(router)
     install_error_handlers(app)
     app.add_middleware(BodyLimitMiddleware)  # added last is outermost
     if api_keys:
         app.add_middleware(AuthenticationMiddleware, api_keys=api_keys)
-    app.add_middleware(DrainMiddleware, state=state or ServerState())
+    app.add_middleware(DrainMiddleware, state=state)
     cors = cors or CorsOptions()
     if cors.allowed_origins:
         app.add_middleware(
@@ -104,11 +107,13 @@ async def _answer(
     request: Request, work: Coroutine[Any, Any, BaseModel | list[Any] | EventStream]
 ) -> Response:
     """Run `work` unless the client hangs up, and send what it returns."""
+    out_of_time = _serving(request).state.out_of_time
     try:
-        result = await or_disconnect(request, work)
+        result = await or_disconnect(request, work, out_of_time)
     except ClientDisconnected:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     if isinstance(result, EventStream):
+        result.out_of_time = out_of_time
         return result
     if isinstance(result, BaseModel):
         return Response(result.model_dump_json(exclude_unset=True), media_type="application/json")
@@ -124,6 +129,7 @@ async def show_landing_page(request: Request) -> Response:
     return landing_page(request, _serving(request).models)
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 while the engine lives, 503 after."""

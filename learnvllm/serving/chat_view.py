@@ -29,6 +29,7 @@ class ChatView:
 
     def read(self) -> str | None:
         """The next message, without surrounding space; None at the end of the input."""
+        interrupted = False
         while True:
             try:
                 if self._session is not None:
@@ -40,7 +41,10 @@ class ChatView:
             except KeyboardInterrupt:
                 if self._session is None:
                     raise
-                self.note("Ctrl-D or /quit leaves.")
+                if interrupted:
+                    return None
+                interrupted = True
+                self.note("Ctrl-C again, Ctrl-D or /quit leaves.")
 
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:

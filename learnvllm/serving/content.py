@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.sampling_params import is_utf8
 
 ROLES = ("system", "developer", "user", "assistant")
 MAX_PROMPTS = 1024
+"""In one request, times n (upstream: VLLM_MAX_COMPLETION_PROMPTS)."""
 # What an assistant's message may carry because our own answers, and OpenAI's, do.
 _NEUTRAL_IN_MESSAGES = {
     "refusal": (None, ""),
@@ -46,16 +48,24 @@ def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(token) is int for token in value)
 
 
-def _check_unicode(text: str, parameter: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValidationError(
-            f"{parameter} holds half a surrogate pair at character {error.start}, which is not text. "
-            "Send valid Unicode.",
-            parameter=parameter,
-        ) from None
-    return text
+def check_unicode(parameter: str, value: Any) -> None:
+    """Every string in a field, its own name and keys at whatever depth, must be text that can be encoded.
+
+    Raises:
+        ValidationError: JSON can spell half a surrogate pair, which is none.
+    """
+    waiting = [parameter, value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list):
+            waiting += (part for part in item if not isinstance(part, int))
+        elif isinstance(item, str) and not is_utf8(item):
+            raise ValidationError(
+                f"{shorten(parameter)} holds half a surrogate pair, which is not text. Send valid Unicode.",
+                parameter=parameter,
+            )
 
 
 def parse_prompts(value: Any) -> list[str | list[int]]:
@@ -83,7 +93,8 @@ def parse_prompts(value: Any) -> list[str | list[int]]:
             parameter="prompt",
             value=len(value),
         )
-    return [_check_unicode(p, "prompt") if isinstance(p, str) else p for p in value]
+    check_unicode("prompt", value)
+    return value
 
 
 def parse_stop(value: Any) -> list[str] | None:
@@ -97,7 +108,8 @@ def parse_stop(value: Any) -> list[str] | None:
             parameter="stop",
             value=value,
         )
-    return [_check_unicode(s, "stop") for s in stop]
+    check_unicode("stop", stop)
+    return stop
 
 
 def parse_messages(value: Any) -> list[ChatMessage]:
@@ -140,7 +152,10 @@ def _parse_message(message: Any, where: str) -> ChatMessage:
         raise ValidationError(_role_advice(role, where), parameter=f"{where}.role", value=role)
     if name is not None and not isinstance(name, str):
         raise ValidationError(f"{where}.name must be a string.", parameter=f"{where}.name", value=name)
-    return ChatMessage(role, _parse_content(message.get("content"), f"{where}.content"), name)
+    content = message.get("content")
+    if content is None and role == "assistant":  # as SDKs replay an answer of a tool call or a refusal
+        content = ""
+    return ChatMessage(role, _parse_content(content, f"{where}.content"), name)
 
 
 def _role_advice(role: Any, where: str) -> str:
@@ -154,7 +169,8 @@ def _role_advice(role: Any, where: str) -> str:
 
 def _parse_content(content: Any, where: str) -> str | list[str]:
     if isinstance(content, str):
-        return _check_unicode(content, where)
+        check_unicode(where, content)
+        return content
     if isinstance(content, list) and content:
         return [_parse_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
     raise ValidationError(
@@ -179,4 +195,6 @@ def _parse_part(part: Any, where: str) -> str:
             parameter=where,
             value=part,
         )
-    return _check_unicode(part["text"], where)
+    check_unicode(where, part["text"])
+    text: str = part["text"]
+    return text

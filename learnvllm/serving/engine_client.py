@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import LearnVLLMError, ServerError
@@ -65,6 +65,8 @@ class Generation:
     def __init__(self, first: tuple[int, RequestOutput], rest: AsyncGenerator[tuple[int, RequestOutput]]):
         self._first: tuple[int, RequestOutput] | None = first
         self._rest = rest
+        self._failure: LearnVLLMError | None = None
+        self._waiting: asyncio.Task[Any] | None = None
 
     @classmethod
     async def start(
@@ -104,10 +106,33 @@ class Generation:
         if self._first is not None:
             item, self._first = self._first, None
         else:
-            item = await anext(self._rest)
+            item = await self._next()
         if any(output.finish_reason == "error" for output in item[1].outputs):
             raise ServerError("The engine failed on this request; its log says why.")
         return item
+
+    async def _next(self) -> tuple[int, RequestOutput]:
+        self._raise_failure()
+        self._waiting = task = asyncio.current_task()
+        try:
+            return await anext(self._rest)
+        except asyncio.CancelledError:
+            if task is not None and self._failure is not None:
+                task.uncancel()  # it was `fail`
+                self._raise_failure()
+            raise
+        finally:
+            self._waiting = None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure from None
+
+    def fail(self, error: LearnVLLMError) -> None:
+        """End it from outside: whoever waits for the next output, or asks for it later, gets `error`."""
+        self._failure = error
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def aclose(self) -> None:
         await self._rest.aclose()

@@ -14,12 +14,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from learnvllm.architecture.errors import LearnVLLMError, NotFoundError
+from learnvllm.architecture.errors import LearnVLLMError, NotFoundError, ServerError
 from learnvllm.serving.protocol import first_problem
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 1000, 100
 
 
 class ModelNotFoundError(NotFoundError):
@@ -27,10 +28,26 @@ class ModelNotFoundError(NotFoundError):
     parameter = "model"
 
 
+class ShuttingDownError(ServerError):
+    status_code = 503
+    code = "server_shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down. Try again, when it is back or with another one.")
+
+
 def error_body(
     message: str, type: str = "invalid_request_error", param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
+    param = None if param is None else _presentable(param, MAX_PARAM_CHARS)
+    message = _presentable(message, MAX_MESSAGE_CHARS)
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def _presentable(text: str, limit: int) -> str:
+    """Text that UTF-8 can carry, of a readable length: a part of it may be what the client sent."""
+    text = text if len(text) <= limit else f"{text[:limit]}…"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -67,11 +84,23 @@ def install_error_handlers(app: FastAPI) -> None:
 async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
+    if error.status_code == 400 and error.__cause__ is not None:  # FastAPI could not parse the body
+        return JSONResponse(error_body(_why_no_json(request, error.__cause__)), 400)
     message = {
         404: f"Invalid URL ({asked}). GET / lists what this server has.",
         405: f"Wrong method ({asked}): this URL takes {(error.headers or {}).get('Allow', 'another one')}.",
     }.get(error.status_code, str(error.detail))
     return JSONResponse(error_body(message), error.status_code, error.headers)
+
+
+def _why_no_json(request: Request, cause: BaseException) -> str:
+    if encoding := request.headers.get("content-encoding"):
+        return f"The body has Content-Encoding: {encoding}, which is not supported. Send it uncompressed."
+    if isinstance(cause, UnicodeDecodeError):
+        return f"The body is not UTF-8 at byte {cause.start}. Send JSON as UTF-8, whatever its charset says."
+    if isinstance(cause, RecursionError):
+        return "The body's JSON is nested too deeply. No field needs more than a few levels."
+    return f"The body is not valid JSON: {cause}."
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:

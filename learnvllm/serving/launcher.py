@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENGINE_POLL_S = 0.2
-AFTER_ENGINE_DEATH_S = 5.0
+ERRORS_TIMEOUT_S = 5.0
 """How long the errors of waiting clients may take to be sent."""
 
 
@@ -183,14 +183,21 @@ async def _serve_until_told(
             return 0
         if not died.done():
             logger.warning("%d request(s) did not finish in time and are aborted.", state.in_flight)
+            state.out_of_time.set()
+            await _tell_everyone(state)
             return 0
         logger.error("%s Everyone waiting gets an error, and the server stops.", engine.dead_error)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(state.idle.wait(), AFTER_ENGINE_DEATH_S)
+        await _tell_everyone(state)
         return 1
     finally:
         told.cancel()
         died.cancel()
+
+
+async def _tell_everyone(state: ServerState) -> None:
+    """Let the errors of waiting clients be sent."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(state.idle.wait(), ERRORS_TIMEOUT_S)
 
 
 async def _drained(state: ServerState, died: asyncio.Task[None], timeout: float) -> bool:

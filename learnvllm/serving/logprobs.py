@@ -6,6 +6,7 @@ vllm/entrypoints/openai/chat_completion/serving.py (_create_chat_logprobs).
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -39,18 +40,16 @@ class LogprobsFormatter:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs | None],
         num_top: int,
-        text_offset: int,
+        text_offset: list[int],
     ) -> CompletionLogProbs:
-        """One entry per token; `text_offset` is where the first of them begins in the choice's text.
+        """One entry per token; `text_offset` is where each begins in the choice's text (see TextPosition).
 
         The first token of a prompt has no log-probability: None.
         """
-        result = CompletionLogProbs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+        result = CompletionLogProbs(text_offset=text_offset, token_logprobs=[], tokens=[], top_logprobs=[])
         for token_id, entry in zip(token_ids, logprobs):
             own = entry[token_id] if entry else None
             result.tokens.append(self._spell(token_id, own))
-            result.text_offset.append(text_offset)
-            text_offset += len(self._text(token_id, own))
             result.token_logprobs.append(None if entry is None else _finite(entry[token_id]))
             result.top_logprobs.append(None if entry is None else self._best(entry, num_top))
         return result
@@ -117,6 +116,24 @@ def _finite(logprob: Logprob) -> float:
 
 
 # ------------------------------------------------------------------------------------------------- bytes
+
+
+class TextPosition:
+    """Counts characters of one text while its tokens come: where does the next one begin?
+
+    A token that begins inside a character, which several tokens may share, begins where the character does.
+    Tokens of a stop string, which is cut off, have their places behind the end.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._position = 0
+
+    def pass_by(self, token: bytes) -> int:
+        """Where this token begins; the next one is asked for its end."""
+        begin = self._position
+        self._position += len(self._decoder.decode(token))
+        return begin
 
 
 def _byte_level_alphabet() -> dict[str, int]:

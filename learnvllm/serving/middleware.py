@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from learnvllm.serving.errors import RETRY_AFTER_S, error_body
+from learnvllm.serving.errors import ShuttingDownError, error_body, error_response
 
 PUBLIC_PATHS = frozenset({"/health"})
 MAX_BODY_BYTES = 8 * 2**20
@@ -34,6 +34,8 @@ class ServerState:
     in_flight: int = 0
     """Requests being answered, streams included."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    out_of_time: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whoever still waits for an answer gets an error now."""
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -59,9 +61,9 @@ class DrainMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif self.state.draining:
-            body = error_body("The server is shutting down.", "server_error", code="server_shutting_down")
-            headers = {"Connection": "close", "Retry-After": str(RETRY_AFTER_S)}
-            await JSONResponse(body, 503, headers)(scope, receive, send)
+            response = error_response(ShuttingDownError())
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
         else:
             self.state.enter()
             try:

@@ -8,6 +8,7 @@ Upstream namesakes: vllm/entrypoints/openai/{completion,chat_completion}/protoco
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,15 @@ from pydantic import BaseModel, ConfigDict, PlainValidator, model_validator
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
-from learnvllm.serving.content import ChatMessage, parse_messages, parse_prompts, parse_stop, shorten
+from learnvllm.serving.content import (
+    MAX_PROMPTS,
+    ChatMessage,
+    check_unicode,
+    parse_messages,
+    parse_prompts,
+    parse_stop,
+    shorten,
+)
 from learnvllm.serving.not_supported import NOT_SUPPORTED, require_neutral
 
 # Request fields that SamplingParams has under the same name.
@@ -26,6 +35,9 @@ _PASSED_ON = (
     "min_tokens", "skip_special_tokens", "prompt_logprobs", "stream_interval",
 )  # fmt: skip
 
+
+_NEWER_NAMES = {"max_completion_tokens": "max_tokens"}
+"""Of chat's fields, where completions have the older one only."""
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
@@ -46,14 +58,15 @@ class OpenAIBaseModel(BaseModel):
             return data
         known = {}
         for name, value in data.items():
+            check_unicode(name, value)
             if name in cls.model_fields:
                 known[name] = value
             elif name in NOT_SUPPORTED:
                 require_neutral(name, value)
             else:
-                guess = difflib.get_close_matches(str(name), [*cls.model_fields], n=1)
+                guess = difflib.get_close_matches(str(_NEWER_NAMES.get(name, name)), [*cls.model_fields], n=1)
                 hint = f" Did you mean {guess[0]!r}?" if guess else " Leave it out."
-                raise ValidationError(f"Unknown field {name!r}.{hint}", parameter=name, value=value)
+                raise ValidationError(f"Unknown field {shorten(name)}.{hint}", parameter=name, value=value)
         return known
 
 
@@ -153,6 +166,12 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def check_completion(self) -> CompletionRequest:
         n = 1 if self.n is None else self.n
+        if n * len(self.prompt) > MAX_PROMPTS:
+            raise ValidationError(
+                f"n={n} for {len(self.prompt)} prompts: one request may ask for {MAX_PROMPTS} completions.",
+                parameter="n",
+                value=n,
+            )
         if self.best_of not in (None, n):
             raise ValidationError(
                 f"best_of={self.best_of}: must equal n ({n}): ranking unseen candidates is not implemented.",
@@ -271,12 +290,15 @@ class DetokenizeRequest(OpenAIBaseModel):
     tokens: list[int]
 
 
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
 def _parse_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
     parsed = {}
     for token, value in (bias or {}).items():
-        if not token.isascii() or not token.isdigit():
+        if not _TOKEN_ID.fullmatch(token):  # one spelling each: "5" and "05" would be two values for one id
             raise ValidationError(
-                f'logit_bias has the key {token!r}; keys must be token ids, like "42".',
+                f'logit_bias has the key {shorten(token)}; keys must be token ids, like "42".',
                 parameter="logit_bias",
                 value=token,
             )

@@ -14,7 +14,7 @@ from learnvllm.architecture.outputs import CompletionOutput, RequestOutput, Toke
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.serving.answer import AnswerHead
 from learnvllm.serving.engine_client import EngineClient, Generation
-from learnvllm.serving.logprobs import LogprobsFormatter, prompt_logprobs
+from learnvllm.serving.logprobs import LogprobsFormatter, TextPosition, prompt_logprobs, token_bytes
 from learnvllm.serving.protocol import CompletionRequest
 from learnvllm.serving.renderer import RenderedPrompt, Renderer
 from learnvllm.serving.request_params import check_top_logprobs, max_tokens_or_one, params_as_dict
@@ -39,8 +39,8 @@ class _Answer:
     prompts: list[RenderedPrompt]
     head: AnswerHead
     formatter: LogprobsFormatter
-    text_lengths: dict[int, int] = field(default_factory=dict)
-    """Characters sent of each choice, for text_offset."""
+    positions: dict[int, TextPosition] = field(default_factory=dict)
+    """In the text of each choice, for text_offset."""
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
     """Of each prompt; a stream brings them once, with its first continuation."""
 
@@ -73,11 +73,15 @@ class _Answer:
             token_ids = output.prompt_token_ids + token_ids
             if request.logprobs is not None:
                 logprobs = [*self.prompt_logprobs[prompt_index], *(logprobs or [])]
-        offset = self.text_lengths.get(number, 0)
-        self.text_lengths[number] = offset + len(text)
         formatted = None
         if request.logprobs is not None and logprobs is not None:
-            formatted = self.formatter.completion(token_ids, logprobs, request.logprobs, offset)
+            position = self.positions.setdefault(number, TextPosition())
+            echoed = len(output.prompt_token_ids) if echo else 0
+            offsets = [
+                position.pass_by(self._shown(token, prompt_index if i < echoed else None))
+                for i, token in enumerate(token_ids)
+            ]
+            formatted = self.formatter.completion(token_ids, logprobs, request.logprobs, offsets)
         return CompletionResponseChoice(
             index=number,
             text=text,
@@ -86,6 +90,17 @@ class _Answer:
             stop_reason=completion.stop_reason,
             **self._extras(output, completion),
         )
+
+    def _shown(self, token: int, prompt_index: int | None) -> bytes:
+        """What the choice's text shows of a token, of this prompt or (None) of the completion."""
+        tokenizer = self.formatter.tokenizer
+        text = tokenizer.token_text(token)
+        if token in tokenizer.all_special_ids:
+            prompt_text = None if prompt_index is None else self.prompts[prompt_index].text
+            skipped = prompt_index is None and self.request.skip_special_tokens is not False
+            if skipped or (prompt_text is not None and text not in prompt_text):  # the tokenizer put it there
+                return b""
+        return bytes(token_bytes(tokenizer, token, text))
 
     def _prompt_text(self, prompt_index: int) -> str:
         prompt = self.prompts[prompt_index]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 
 from learnvllm.architecture.config import EngineConfig
+from learnvllm.serving.content import shorten
 from learnvllm.serving.errors import ModelNotFoundError
 from learnvllm.serving.responses import ModelCard, ModelList, now
 
@@ -40,7 +41,7 @@ class OpenAIServingModels:
             return
         close = difflib.get_close_matches(model.lower(), [self.name.lower()], cutoff=0.5)
         hint = f" Did you mean {self.name!r}?" if close else f" This server has {self.name!r}."
-        raise ModelNotFoundError(f"The model {model!r} does not exist here.{hint}")
+        raise ModelNotFoundError(f"The model {shorten(model)} does not exist here.{hint}")
 
     def list(self) -> ModelList:
         return ModelList(object="list", data=[self.card])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -42,6 +43,65 @@ def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, content: b
     headers = {"Content-Type": "application/json"}
     error = refused(http.post("/v1/completions", content=content, headers=headers))
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "says"),
+    [
+        (b"[" * 100_000, {}, "nested too deeply"),
+        (b'{"prompt": "hello", "seed": ' + b"9" * 5000 + b"}", {}, "not valid JSON"),
+        ('{"prompt": "é"}'.encode("latin-1"), {}, "not UTF-8 at byte 12"),
+        (gzip.compress(b'{"prompt": "hello"}'), {"Content-Encoding": "gzip"}, "uncompressed"),
+    ],
+    ids=["deep", "digits", "latin-1", "gzip"],
+)
+def test_a_body_that_cannot_be_parsed_is_refused_with_the_reason(
+    http: httpx.Client, content: bytes, headers: dict[str, str], says: str
+) -> None:
+    headers = {"Content-Type": "application/json", **headers}
+    assert says in refused(http.post("/v1/completions", content=content, headers=headers))["message"]
+
+
+LONE = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": LONE}),
+        ("/tokenize", {"messages": [{"role": "user", "content": LONE}]}),
+        ("/detokenize", {"tokens": [1], "model": LONE}),
+        ("/v1/completions", {**COMPLETION, LONE: 1}),
+        ("/v1/completions", {**COMPLETION, "model": LONE}),
+        ("/v1/completions", {**COMPLETION, "user": LONE}),
+        ("/v1/completions", {**COMPLETION, "bad_words": [LONE]}),
+        ("/v1/completions", {**COMPLETION, "logit_bias": {LONE: 1}}),
+        ("/v1/completions", {**COMPLETION, "stream": True, "stream_options": {LONE: True}}),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"a": {"b": [LONE]}}}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": LONE, "content": "a"}]}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "a", LONE: 1}]}),
+    ],
+)
+def test_what_is_no_text_is_refused_wherever_it_stands(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    error = refused(http.post(path, content=json.dumps(body), headers=headers))
+    assert "surrogate" in error["message"]
+
+
+def test_what_is_long_is_not_echoed_whole(http: httpx.Client) -> None:
+    long = "x" * 100_000
+    for change in ({long: 1}, {"model": long}, {"logit_bias": {"9" * 5000: 1}}, {"stop": {long: 1}}):
+        response = post(http, {**COMPLETION, **change})
+        refused(response, 404 if "model" in change else 400)
+        assert len(response.content) < 1500
+    refused(http.get(f"/{long[:5000]}"), 404)
+
+
+def test_a_newer_name_is_told_the_older_one(http: httpx.Client) -> None:
+    error = refused(post(http, {**COMPLETION, "max_completion_tokens": 5}))
+    assert "'max_tokens'" in error["message"]
 
 
 def test_a_missing_content_type_is_named(http: httpx.Client) -> None:
@@ -89,6 +149,8 @@ def test_an_unknown_field_is_refused_with_the_name_that_was_meant(
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"min_tokens": 3}, "min_tokens"),
         ({"bad_words": [""]}, "bad_words"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
@@ -132,6 +194,7 @@ def test_numbers_that_are_none_are_refused(http: httpx.Client, name: str) -> Non
         ({"prompt": [1, -2]}, "prompt"),
         ({"prompt": [True, False]}, "prompt"),
         ({"prompt": ["hello"] * 2000}, "prompt"),
+        ({"prompt": ["hello"] * 9, "n": 128}, "n"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": True}, "logprobs"),

@@ -53,6 +53,13 @@ def test_the_next_turn_may_quote_our_answer_as_it_was(sdk: openai.OpenAI, fake_s
     assert "<|im_start|>assistant\n the world of<|im_end|>\n<|im_start|>user\nmore" in prompt_of(fake_server)
 
 
+def test_an_assistants_turn_may_have_no_content(http: httpx.Client, fake_server: FakeServer) -> None:
+    for turn in ({"role": "assistant", "content": None}, {"role": "assistant", "refusal": None}):
+        body = {"messages": [*HELLO, turn, *HELLO], "max_tokens": 1}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+        assert "<|im_start|>assistant\n<|im_end|>" in prompt_of(fake_server)
+
+
 def test_a_stream_begins_with_the_role_and_ends_with_the_reason(http: httpx.Client) -> None:
     chunks = events(http, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 3})
     choices = [chunk["choices"][0] for chunk in chunks]

@@ -7,10 +7,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from learnvllm import __version__
+from learnvllm.serving.logprobs import TextPosition, token_bytes
 from learnvllm.serving.serving_completion import DEFAULT_MAX_TOKENS
 from tests.serving.fake_server import FakeServer
+from tests.serving.fake_tokenizer import fake_tokenizer
 from tests.serving.test_chat import events
 
 
@@ -105,6 +109,36 @@ def test_a_stream_says_the_same_as_the_whole(sdk: openai.OpenAI) -> None:
     assert offsets == [choice.logprobs.text_offset for choice in whole.choices if choice.logprobs]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "tokens_of_prompt"),
+    [("é!ab", [0, 0, 1, 2, 3]), ("a<|im_end|>b", [0, 1, 11]), ("😀.", [0, 0, 0, 0, 1])],
+)
+def test_offsets_count_characters_that_several_tokens_share_once(
+    http: httpx.Client, prompt: str, tokens_of_prompt: list[int], stream: bool
+) -> None:
+    body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2}
+    chunks = (
+        events(http, "/v1/completions", body) if stream else [http.post("/v1/completions", json=body).json()]
+    )
+    offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == [*tokens_of_prompt, len(prompt), len(prompt) + len(" the")]
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1))
+def test_every_token_begins_at_its_character(text: str) -> None:
+    tokenizer = fake_tokenizer()
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    position = TextPosition()
+    pieces = [bytes(token_bytes(tokenizer, token, tokenizer.token_text(token))) for token in token_ids]
+    offsets = [position.pass_by(piece) for piece in pieces]
+    assert b"".join(pieces).decode() == text
+    before = b""
+    for offset, piece in zip(offsets, pieces):
+        assert offset == len(before.decode(errors="ignore"))
+        before += piece
+
+
 def test_streamed_usage(http: httpx.Client) -> None:
     body = {"prompt": ["a", "b"], "max_tokens": 2, "stream_options": {"include_usage": True}}
     *chunks, last = events(http, "/v1/completions", body)
@@ -192,3 +226,7 @@ def test_every_route_is_described(http: httpx.Client) -> None:
     landing = http.get("/").text
     assert all(path in landing for path in paths)
     assert {"/v1/chat/completions", "/v1/completions", "/tokenize"} <= set(paths)
+
+
+def test_a_health_check_may_be_a_head_request(http: httpx.Client) -> None:
+    assert http.head("/health").status_code == 200

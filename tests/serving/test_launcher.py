@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,23 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Pat
 
 def test_what_takes_longer_than_the_shutdown_timeout_is_cut_off(tmp_path: Path) -> None:
     with fake_process(tmp_path / "log", token_seconds=0.5, timeout=0.2) as server:
-        answer = Answer(server, max_tokens=200)
-        server.process.terminate()
-        assert server.wait(15) == 0
-        answer.join()
-        assert "[DONE]" not in answer.text
+        answers = [Answer(server, max_tokens=200), Answer(server, max_tokens=200, n=3)]
+        body = {"prompt": ["hello", "hello"], "max_tokens": 200}
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)
+            while "num_requests_running 4" not in httpx.get(f"{server.url}/metrics").text:
+                time.sleep(0.01)
+            server.process.terminate()
+            assert server.wait(15) == 0
+            assert whole.result().status_code == 503
+        assert whole.result().json()["error"]["code"] == "server_shutting_down"
+        for answer in answers:
+            answer.join()
+            *_, error, done, _ = answer.text.split("\n\n")
+            assert "server_shutting_down" in error
+            assert done == "data: [DONE]"
+        assert "are aborted" in server.output()
+        assert "Traceback" not in server.output()
 
 
 def test_ctrl_c_drains_too_and_a_second_one_ends_it_at_once(tmp_path: Path) -> None:
