@@ -13,16 +13,17 @@ PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 endif
 
 RUN   := .venv/bin/python
-SETUP := "$(PYTHON)" scripts/setup.py $(CHOSEN)
+# What is no Python at all cannot say so itself; one that is too old is told off by setup.py.
+SETUP := case "$$("$(PYTHON)" -c 'print("python")' 2>/dev/null)" in python*) ;; \
+    *) echo "learnvllm needs Python 3.11 or newer; $(PYTHON) is not one" >&2; exit 1;; esac; \
+    "$(PYTHON)" scripts/setup.py $(CHOSEN)
 ARGS  ?=
 
 help:  ## This list
-	@echo "learnvllm: how vLLM works, taught by a small vLLM"
-	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
-	@echo
-	@echo '  Arguments go through ARGS:  make serve ARGS="--port 9000"    make test ARGS="tests/scheduling -k preempt"'
-	@echo '  Another Python:             make serve PYTHON=python3.12'
+	@awk -F ':.*## ' 'BEGIN { print "learnvllm: how vLLM works, taught by a small vLLM\n" } \
+	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 } \
+	    END { print "\n  Arguments go through ARGS:  make serve ARGS=\"--port 9000\"    make test ARGS=\"tests/scheduling -k preempt\""; \
+	          print "  Another Python:             make serve PYTHON=python3.12" }' Makefile || :  # the reader may have gone: make help | head
 
 setup:  ## Only set up: .venv with everything, and the embedded model
 	@$(SETUP) --extras dev --model
@@ -55,7 +56,7 @@ format:  ## Put the code into the house's format
 site:  ## Build the pages into site/
 	@$(SETUP) --extras study
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
-	@echo "Open site/index.html"
+	@echo "Open site/index.html; searching needs a server: $(RUN) -m http.server -d site 8080, then http://127.0.0.1:8080"
 
 bench:  ## Measure the engine beside transformers
 	@$(SETUP) --extras bench,serve --model

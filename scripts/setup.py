@@ -41,6 +41,9 @@ BASE_PYTHON = getattr(sys, "_base_executable", sys.executable)  # not .venv's ow
 STAMP = VENV / "learnvllm-setup.json"
 LOG = VENV / "learnvllm-setup.log"
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
+EDITABLE = "editable_mode=compat"
+"""Have setuptools put the clone's path into .venv, not an import hook: started from the folder that holds the
+clone, Python would take the clone's folder for a package of the same name before it asked the hook."""
 GIB = 1024**3
 
 
@@ -54,7 +57,7 @@ class SetupError(Exception):
 def recipe() -> str:
     """A hash of all that decides which packages belong into .venv; style settings do not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    wanted = json.dumps([project["project"], project["build-system"]], sort_keys=True)
+    wanted = json.dumps([project["project"], project["build-system"], EDITABLE], sort_keys=True)
     return hashlib.sha256(wanted.encode() + (ROOT / "constraints.txt").read_bytes()).hexdigest()
 
 
@@ -121,9 +124,9 @@ def ensure_venv(python_was_chosen: bool) -> None:
         made = subprocess.run(
             [BASE_PYTHON, "-m", "venv", str(VENV)], capture_output=True, text=True, env=clean_env()
         )
-    if made.returncode != 0:
-        shutil.rmtree(VENV, ignore_errors=True)
-        raise SetupError(explain(made.stdout + made.stderr, "`python -m venv .venv` failed"))
+        if made.returncode != 0:
+            shutil.rmtree(VENV, ignore_errors=True)
+            raise SetupError(explain(made.stdout + made.stderr, "`python -m venv .venv` failed"))
 
 
 def check_venv_modules() -> None:
@@ -164,6 +167,8 @@ def ensure_packages(extras: set[str]) -> None:
     extras |= had
     repair_packages()
     write_stamp(extras, done=False)
+    if not had:
+        say("the first time this takes 2 to 4 minutes: 60 packages or more are fetched and unpacked")
     torch = torch_from_cpu_index()
     free = shutil.disk_usage(ROOT).free
     if not torch_is_installed() and free < 2.5 * GIB:
@@ -174,7 +179,10 @@ def ensure_packages(extras: set[str]) -> None:
         except SetupError as error:
             say(f"no CPU build from there ({str(error).splitlines()[0]}); taking PyTorch as pip finds it")
     what = f".[{','.join(sorted(extras))}]" if extras else "."
-    pip(["-c", "constraints.txt", "-e", what], f"packages for learnvllm{what[1:]}")
+    pip(
+        ["-c", "constraints.txt", "--config-settings", EDITABLE, "-e", what],
+        f"packages for learnvllm{what[1:]}",
+    )
     write_stamp(extras, done=True)
 
 
@@ -224,18 +232,19 @@ def pip(arguments: list[str], label: str) -> None:
             for line in process.stdout:
                 log.write(line)
                 lines.append(line)
-                if re.match(r"\s*(Collecting|Downloading|Processing|Preparing|Building) ", line):
+                if re.match(
+                    r"\s*(Collecting|Downloading|Using cached|Obtaining|Processing|Preparing|Building) ", line
+                ):
                     progress(line.strip().split(" (from ")[0])
                 elif line.startswith("Installing collected packages"):
-                    progress(f"unpacking {line.count(',') + 1} packages")
+                    progress(f"unpacking {line.count(',') + 1} packages; pip is silent meanwhile")
             code = process.wait()
         except BaseException:
             process.terminate()
             process.wait()
             raise
-        if code == 0:
-            return
-    raise SetupError(explain("".join(lines), f"pip stopped with exit status {code}"))
+        if code != 0:
+            raise SetupError(explain("".join(lines), f"pip stopped with exit status {code}"))
 
 
 def ensure_model() -> None:
@@ -311,6 +320,9 @@ def step(label: str) -> Iterator[Callable[[str], None]]:
     try:
         yield lambda text: detail.__setitem__(0, text)
         outcome = "done"
+    except SetupError:
+        outcome = "failed"
+        raise
     finally:
         finished.set()
         ticker.join()

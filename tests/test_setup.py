@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,45 @@ def pip_calls(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[s
 def test_a_finished_set_up_is_not_done_again(setup: ModuleType, pip_calls: list[list[str]]) -> None:
     setup.ensure_packages({"serve"})
     setup.ensure_packages({"serve"})
-    assert pip_calls == [["-c", "constraints.txt", "-e", ".[serve]"]]
+    assert pip_calls == [
+        ["-c", "constraints.txt", "--config-settings", "editable_mode=compat", "-e", ".[serve]"]
+    ]
+
+
+def test_the_package_is_found_from_the_folder_that_holds_the_clone(setup: ModuleType, tmp_path: Path) -> None:
+    clone, installed = tmp_path / "learnvllm", tmp_path / "installed"
+    (clone / "learnvllm").mkdir(parents=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (clone / name).write_bytes((ROOT / name).read_bytes())
+    (clone / "learnvllm/__init__.py").write_text('__version__ = "0"\n')
+    installed.mkdir()
+    key, value = setup.EDITABLE.split("=")
+    build = f"from setuptools import build_meta as b; b.build_editable({str(installed)!r}, {{{key!r}: {value!r}}})"
+    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True)
+    (wheel,) = installed.glob("*.whl")
+    shutil.unpack_archive(wheel, installed, "zip")
+    use = f"import site; site.addsitedir({str(installed)!r}); import learnvllm; print(learnvllm.__version__)"
+    found = subprocess.run([sys.executable, "-S", "-c", use], cwd=tmp_path, capture_output=True, text=True)
+    assert found.stdout == "0\n", found.stderr
+
+
+def test_a_step_that_failed_is_not_called_done(setup: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    setup.VENV.mkdir()
+    setup.PYTHON.parent.mkdir()
+    setup.PYTHON.symlink_to("/bin/false")
+    with pytest.raises(setup.SetupError, match="exit status 1"):
+        setup.pip(["-e", "."], "packages")
+    said = capsys.readouterr().out
+    assert "packages: failed" in said
+    assert "done" not in said
+
+
+def test_what_is_no_python_is_named() -> None:
+    made = subprocess.run(
+        ["make", "serve", "PYTHON=/usr/bin/false"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert made.returncode != 0
+    assert "learnvllm needs Python 3.11 or newer; /usr/bin/false is not one" in made.stderr
 
 
 def test_extras_add_up(setup: ModuleType, pip_calls: list[list[str]]) -> None:
