@@ -57,8 +57,8 @@ def test_the_package_is_found_from_the_folder_that_holds_the_clone(setup: Module
         (clone / name).write_bytes((ROOT / name).read_bytes())
     (clone / "learnvllm/__init__.py").write_text('__version__ = "0"\n')
     installed.mkdir()
-    key, value = setup.EDITABLE.split("=")
-    build = f"from setuptools import build_meta as b; b.build_editable({str(installed)!r}, {{{key!r}: {value!r}}})"
+    settings = dict([setup.EDITABLE.split("=")])
+    build = f"from setuptools import build_meta; build_meta.build_editable({str(installed)!r}, {settings})"
     subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True)
     (wheel,) = installed.glob("*.whl")
     shutil.unpack_archive(wheel, installed, "zip")

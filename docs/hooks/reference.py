@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import html
 import inspect
 import sys
 import typing
@@ -59,7 +60,8 @@ def configuration() -> str:
 def section(part: type) -> str:
     notes = field_notes(part)
     rows = "\n".join(
-        f"| `{field.name}` | `{type_of(field)}` | {default_of(field)} | {cell(notes.get(field.name, ''))} |"
+        f"| `{field.name}` | {type_of(field)} | {default_of(field)} "
+        f"| {cell(notes.get(field.name) or first_line(field))} |"
         for field in dataclasses.fields(part)
     )
     intro = inspect.cleandoc(part.__doc__ or "")
@@ -69,11 +71,21 @@ def section(part: type) -> str:
 
 
 def type_of(field: dataclasses.Field[object]) -> str:
-    """The annotation as written; an alias of a Literal is spelled out."""
+    """The annotation as written; an alias of a Literal is spelled out.
+
+    As HTML: how a | within backticks is to be escaped in a table differs from one Markdown to the next.
+    """
     alias = getattr(config, str(field.type), None)
-    return cell(
+    text = (
         str(alias).replace("typing.", "") if typing.get_origin(alias) is typing.Literal else str(field.type)
     )
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
+
+
+def first_line(field: dataclasses.Field[object]) -> str:
+    """What the field's type says of itself, should it be a dataclass: the note of a field that has none."""
+    kind = getattr(config, str(field.type), None)
+    return (kind.__doc__ or "").partition("\n")[0] if dataclasses.is_dataclass(kind) else ""
 
 
 def default_of(field: dataclasses.Field[object]) -> str:
