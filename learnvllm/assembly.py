@@ -8,6 +8,7 @@ vllm/entrypoints/llm.py (LLM).
 from __future__ import annotations
 
 import itertools
+import reprlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import fields
@@ -24,7 +25,7 @@ from learnvllm.architecture.config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from learnvllm.architecture.errors import ConfigError
+from learnvllm.architecture.errors import ConfigError, ValidationError
 from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.architecture.outputs import RequestOutput
 from learnvllm.architecture.sampling_params import SamplingParams
@@ -65,6 +66,7 @@ def create_engine_config(args: EngineArgs) -> EngineConfig:
     """
     from learnvllm.model_layers.loading.resolve import resolve_model
 
+    envs.warn_of_unknown_variables()
     resolved = resolve_model(args.model)
     arch = ModelArchitecture.from_directory(resolved.path)
     trace_file = args.trace_file or envs.get("LEARNVLLM_TRACE_FILE")
@@ -180,11 +182,18 @@ class LLM(OfflineInferenceMixin):
         from learnvllm.serving.content import parse_messages
         from learnvllm.serving.renderer import ChatParams, Renderer
 
+        if not isinstance(messages, list | tuple):
+            raise ValidationError(
+                'messages must be a list of {"role": ..., "content": ...}, or a list of such lists, not '
+                f"{reprlib.repr(messages)} ({type(messages).__name__}).",
+                parameter="messages",
+            )
         one = not messages or not isinstance(messages[0], list | tuple)
         conversations = cast("Sequence[Conversation]", [messages] if one else messages)
         renderer = Renderer(self.get_tokenizer(), self.config.max_model_len, chat_template)
         params = ChatParams(add_generation_prompt=add_generation_prompt)
-        rendered = [renderer.render_chat(parse_messages(list(c)), params) for c in conversations]
+        parsed = [parse_messages(list(c) if isinstance(c, tuple) else c) for c in conversations]
+        rendered = [renderer.render_chat(conversation, params) for conversation in parsed]
         prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in rendered]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 

@@ -16,6 +16,7 @@ import pydantic
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from learnvllm.architecture.envs import MAX_THREADS
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.architecture.model_arch import ModelArchitecture
 
@@ -80,10 +81,10 @@ class ModelConfig:
         if self.max_model_len == 0:
             object.__setattr__(self, "max_model_len", limit)
         _check(
-            1 <= self.max_model_len <= limit,
+            2 <= self.max_model_len <= limit,
             "max_model_len",
             self.max_model_len,
-            f"must be between 1 and the model's max_position_embeddings, {limit}",
+            f"must be between 2 (a token in, a token out) and the model's max_position_embeddings, {limit}",
         )
         _check(self.max_logprobs >= 0, "max_logprobs", self.max_logprobs, "must be 0 or above")
 
@@ -116,7 +117,7 @@ class CacheConfig:
             self.gpu_memory_utilization,
             "must be above 0 and at most 1",
         )
-        _check(0 <= self.watermark < 1, "watermark", self.watermark, "must be between 0 and 1")
+        _check(0 <= self.watermark < 1, "watermark", self.watermark, "must be at least 0 and below 1")
         for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "must be at least 1")
@@ -177,10 +178,16 @@ class DeviceConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU. cuda is refused until the models run there (Day 5)."""
     num_threads: int | None = None
-    """Compute threads on a CPU; None: physical cores."""
+    """Compute threads on a CPU, at most MAX_THREADS; None: physical cores."""
     cpu_kernels: Literal["numba", "torch"] = "numba"
 
     def __post_init__(self) -> None:
+        _check(
+            self.num_threads is None or 1 <= self.num_threads <= MAX_THREADS,
+            "num_threads",
+            self.num_threads,
+            f"must be between 1 and {MAX_THREADS}; leave it out for one a physical core",
+        )
         _check(self.device != "cuda", "device", self.device, "must be cpu: models run on a CPU only so far")
 
 

@@ -7,13 +7,23 @@ Upstream namesake: vllm/envs.py (environment_variables).
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from learnvllm.architecture.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "LEARNVLLM_"
+MAX_THREADS = 1024
+"""More compute threads than any machine has cores. Far beyond it the system has no memory for their stacks,
+and the OpenMP runtime ends the process."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,13 @@ def _positive_int(text: str) -> int:
     return value
 
 
+def _num_threads(text: str) -> int:
+    value = _positive_int(text)
+    if value > MAX_THREADS:
+        raise ValueError(f"use at most {MAX_THREADS}")
+    return value
+
+
 def _default_home() -> Path:
     from platformdirs import user_cache_dir  # late: only needed where a cache path is asked for
 
@@ -97,7 +114,7 @@ REGISTRY: dict[str, EnvVar] = {
         EnvVar(
             "LEARNVLLM_NUM_THREADS",
             None,
-            _positive_int,
+            _num_threads,
             "Compute threads on a CPU (default: the number of physical cores).",
         ),
         EnvVar(
@@ -147,4 +164,14 @@ def home() -> Path:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """LEARNVLLM_* variables that are set but not declared: probably typing mistakes."""
     names = os.environ if environ is None else environ
-    return sorted(n for n in names if n.startswith("LEARNVLLM_") and n not in REGISTRY)
+    return sorted(n for n in names if n.startswith(_PREFIX) and n not in REGISTRY)
+
+
+@cache
+def warn_of_unknown_variables() -> None:
+    """Log each of them, once in a process, with the name that was probably meant."""
+    for name in unknown_variables():
+        words = [known.removeprefix(_PREFIX) for known in REGISTRY]
+        close = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1)
+        hint = f" Did you mean {_PREFIX}{close[0]}?" if close else " `learnvllm env` lists those there are."
+        logger.warning("%s is set, but there is no such variable.%s", name, hint)

@@ -53,6 +53,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     seed: int | None = None
     """With a seed the tokens depend on (seed, position) only, never on the batch."""
     stop: list[str] = []
+    """One string may come bare. Here and in the other lists None means none."""
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -71,6 +72,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     stream_interval: int = 1
     """Tokens buffered between streamed chunks; the first token is never held back."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        """What vLLM's callers may write, brought into the one form that is read."""
+        stop: object = self.stop
+        if isinstance(stop, str):
+            self.stop = [stop]
+        for name, empty in _EMPTY.items():
+            if getattr(self, name) is None:
+                setattr(self, name, empty())
 
     @property
     def greedy(self) -> bool:
@@ -102,15 +112,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         return self
 
     def _verify_types(self) -> None:
-        """A Struct checks no types when made in Python: stop="END" would be three letters."""
+        """A Struct checks no types when made in Python: bad_words="END" would be three letters."""
         fields = self._fields()
+        for name, value in fields.items():
+            for text in _texts_in(value):
+                _require(is_utf8(text), name, value, "must be valid Unicode, without lone surrogates")
         try:
-            self.output_kind = msgspec.convert(fields, SamplingParams).output_kind
+            checked = msgspec.convert(fields, SamplingParams)
         except msgspec.ValidationError as error:
             rule, _, where = str(error).rpartition(" - at ")
             name = re.findall(r"\$\.(\w+)", where)[0]
             value = fields[name]
-            raise ValidationError(f"{name}={value!r}: {rule}.", parameter=name, value=value) from None
+            message = f"{name}={value!r}: {_in_python(rule)}."
+            raise ValidationError(message, parameter=name, value=value) from None
+        for name in fields:  # a tuple has become a list, 1 has become 1.0
+            setattr(self, name, getattr(checked, name))
 
     def _verify_sizes(self) -> None:
         """What msgspec cannot send or an array of the workers cannot hold would end the engine, not just the
@@ -120,9 +136,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             for number in _numbers_in(value):
                 bound = MAX_FLOAT if isinstance(number, float) else limit
                 _require(-bound - 1 <= number <= bound, name, number, f"must be at most {bound}")
-        for name in ("stop", "bad_words"):
-            for text in getattr(self, name):
-                _require(is_utf8(text), name, text, "must be valid Unicode, without lone surrogates")
 
     def _fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__struct_fields__}
@@ -185,6 +198,30 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             value = getattr(self, name)
             if value is not None:
                 _require(value >= 0, name, value, "must be 0 or above, or left out")
+
+
+_EMPTY = {
+    "stop": list,
+    "stop_token_ids": list,
+    "bad_words": list,
+    "bad_words_token_ids": list,
+    "logit_bias": dict,
+}
+_PYTHON_NAMES = {"array": "list", "object": "dict", "null": "None"}
+
+
+def _in_python(rule: str) -> str:
+    """msgspec's complaint about a value, which names the types of JSON, in the words of Python."""
+    return re.sub(r"\b(array|object|null)\b", lambda match: _PYTHON_NAMES[match[0]], rule)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """The strings in a field, at whatever depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value:
+            yield from _texts_in(item)
 
 
 def _numbers_in(value: Any) -> Iterator[int | float]:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from learnvllm.architecture.errors import ConfigError
+
 
 class ScheduledTokens(msgspec.Struct, omit_defaults=True):
     """One request's share of a step."""
@@ -89,6 +91,27 @@ def to_chrome_trace(events: Iterable[StepEvent]) -> dict[str, Any]:
         rows.extend(_request_rows(event, origin, tracks, first_track=max(lanes) + 1))
     rows.extend(_thread_name(t.number, f"request {req_id}") for req_id, t in tracks.items())
     return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+
+def check_trace_file(path: Path) -> None:
+    """Find out now, not after hours of work, whether a trace can be written there. What is there is kept.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"trace_file={str(path)!r}: the file cannot be written ({reason}). Give a file in "
+            "a directory that exists and that you may write to.",
+            parameter="trace_file",
+            value=str(path),
+        ) from None
 
 
 def write_chrome_trace(events: Iterable[StepEvent], path: Path) -> None:

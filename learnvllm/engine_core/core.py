@@ -24,7 +24,7 @@ from learnvllm.architecture.messages import (
 from learnvllm.architecture.platforms import uses_async_scheduling
 from learnvllm.architecture.request import Request, RequestStatus
 from learnvllm.architecture.step import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
-from learnvllm.architecture.tracing import RecordingTracer, StepTracer, write_chrome_trace
+from learnvllm.architecture.tracing import RecordingTracer, StepTracer, check_trace_file, write_chrome_trace
 from learnvllm.engine_core.protocol import EngineReady, to_remote_error
 from learnvllm.executor_worker.executor import Executor
 from learnvllm.kv_cache.config_builder import get_kv_cache_config, max_step_tokens
@@ -56,7 +56,7 @@ class EngineCore:
         tracer: receives a StepEvent per step, as does the trace file where the configuration names one.
 
     Raises:
-        ConfigError: the machine cannot serve this configuration (memory, mostly).
+        ConfigError: the machine cannot serve this configuration (memory, mostly), or write the trace file.
         ModelLoadError: the model cannot be loaded.
     """
 
@@ -71,6 +71,7 @@ class EngineCore:
         self.async_scheduling = uses_async_scheduling(config)
         self._trace_file = config.observability_config.trace_file
         if tracer is None and self._trace_file is not None:
+            check_trace_file(self._trace_file)
             tracer = RecordingTracer()
         self._tracer = tracer
 
@@ -237,7 +238,10 @@ class EngineCore:
         self.executor.shutdown()
         self.scheduler.shutdown()
         if self._trace_file is not None and isinstance(self._tracer, RecordingTracer):
-            write_chrome_trace(self._tracer.events, self._trace_file)
+            try:
+                write_chrome_trace(self._tracer.events, self._trace_file)
+            except OSError as error:  # the disk is full, the directory is gone: no reason to end in disorder
+                logger.error("The trace is lost: %s cannot be written (%s).", self._trace_file, error)
 
 
 def _done(output: ModelRunnerOutput) -> Future[ModelRunnerOutput]:

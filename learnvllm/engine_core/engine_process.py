@@ -26,7 +26,7 @@ from learnvllm.architecture.errors import ConfigError, EngineDeadError, EngineTi
 from learnvllm.engine_core.core import CoreFactory
 from learnvllm.engine_core.core_proc import EngineAddresses, run_engine_core
 from learnvllm.engine_core.protocol import EngineReady, StartupFailed, from_remote_error
-from learnvllm.executor_worker.processes import main_module_hidden
+from learnvllm.executor_worker.processes import start_process
 
 POLL_MS = 100
 """How often a waiting client looks whether the process still lives."""
@@ -132,8 +132,7 @@ def _spawn(core_factory: CoreFactory, config: EngineConfig, addresses: EngineAdd
     process = multiprocessing.get_context("spawn").Process(
         target=run_engine_core, args=(core_factory, config, addresses), name="learnvllm-engine"
     )
-    with main_module_hidden(core_factory):
-        process.start()
+    start_process(process, core_factory)
     return process
 
 

@@ -7,10 +7,14 @@ clients may reach it: EngineCore.preprocess_request refuses values that would br
 
 from __future__ import annotations
 
+import reprlib
 import time
-from typing import TypedDict
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
+import numpy as np
 
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ValidationError
@@ -21,14 +25,16 @@ from learnvllm.engine_core.tokenizer import Tokenizer
 
 class TextPrompt(TypedDict):
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt
-"""Text, token ids, or either under its name."""
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
+"""Text, token ids (also a tuple, a range, a numpy array), or either under its name, perhaps with a salt."""
 
 
 class InputProcessor:
@@ -69,8 +75,14 @@ class InputProcessor:
                 parameter="sampling_params",
             )
         params.verify()
+        content, own_salt = unwrap_prompt(prompt)
+        if own_salt is not None and cache_salt is not None:
+            raise ValidationError(
+                "cache_salt is given twice: with the prompt and beside it.", parameter="cache_salt"
+            )
+        cache_salt = own_salt if cache_salt is None else cache_salt
         self._check_labels(request_id, arrival_time, priority, cache_salt)
-        text, token_ids = self._tokenize(prompt)
+        text, token_ids = self._tokenize(content)
         self._check_prompt(token_ids, params)
         request = EngineCoreRequest(
             request_id=request_id,
@@ -85,9 +97,7 @@ class InputProcessor:
 
     # ---------------------------------------------------------------------------------------- the prompt
 
-    def _tokenize(self, prompt: PromptType) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, dict):
-            prompt = _unwrap(prompt)
+    def _tokenize(self, prompt: str | list[int]) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValidationError(
@@ -98,12 +108,7 @@ class InputProcessor:
                     "The prompt has lone surrogates: not valid Unicode.", parameter="prompt"
                 )
             return prompt, self.tokenizer.encode(prompt)
-        if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
-            raise ValidationError(
-                f"prompt must be a string or a list of token ids, not {_describe(prompt)}.",
-                parameter="prompt",
-            )
-        return None, list(prompt)
+        return None, prompt
 
     def _check_prompt(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
@@ -221,20 +226,56 @@ class InputProcessor:
             )
 
 
-def _unwrap(prompt: TextPrompt | TokensPrompt) -> str | list[int]:
-    if len(prompt) == 1:
-        for key in ("prompt", "prompt_token_ids"):
-            if key in prompt:
-                return prompt[key]  # type: ignore[typeddict-item]
+def unwrap_prompt(prompt: PromptType) -> tuple[str | list[int], str | None]:
+    """What a prompt holds, whatever its form: text or a new list of token ids, and its cache_salt.
+
+    Raises:
+        ValidationError: it has none of the forms of PromptType.
+    """
+    if not isinstance(prompt, dict):
+        return _text_or_token_ids(prompt, "prompt"), None
+    given: dict[str, Any] = dict(prompt)
+    salt = given.pop("cache_salt", None)
+    if given.keys() == {"prompt"} and isinstance(given["prompt"], str):
+        return given["prompt"], salt
+    if given.keys() == {"prompt_token_ids"} and not isinstance(given["prompt_token_ids"], str):
+        return _text_or_token_ids(given["prompt_token_ids"], "prompt_token_ids"), salt
     raise ValidationError(
-        f"A prompt given as a dictionary has exactly one key, prompt or prompt_token_ids, not "
-        f"{sorted(prompt)}.",
+        'prompt: a dictionary holds {"prompt": a string} or {"prompt_token_ids": a list of token ids}, '
+        f"perhaps with cache_salt, not {reprlib.repr(prompt)}.",
         parameter="prompt",
     )
 
 
+def _text_or_token_ids(value: object, parameter: str) -> str | list[int]:
+    if isinstance(value, str):
+        return value
+    token_ids = as_token_ids(value)
+    if token_ids is None:
+        raise ValidationError(
+            f"{parameter} must be a string or a list of token ids, not {_describe(value)}.",
+            parameter=parameter,
+        )
+    return token_ids
+
+
+def as_token_ids(value: object) -> list[int] | None:
+    """A sequence of whole numbers (a list, a tuple, a range, a numpy array) as a list; None if it is none."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Sequence):
+        return None
+    if not all(_is_whole_number(item) for item in value):
+        return None
+    return [int(item) for item in value]
+
+
+def _is_whole_number(value: object) -> bool:
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
 def _describe(prompt: object) -> str:
-    if isinstance(prompt, list):
-        wrong = next((item for item in prompt if type(item) is not int), None)
-        return f"a list with {wrong!r} in it"
-    return type(prompt).__name__
+    if isinstance(prompt, list | tuple):
+        wrong = next(item for item in prompt if not _is_whole_number(item))
+        return f"a {type(prompt).__name__} with {reprlib.repr(wrong)} in it"
+    return f"{reprlib.repr(prompt)} ({type(prompt).__name__})"

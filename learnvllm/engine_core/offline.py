@@ -7,19 +7,22 @@ A mixin that uses nothing but the public face of LLMEngine. Upstream namesake: v
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+import reprlib
+from collections.abc import Iterable, Sequence, Set
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.outputs import RequestOutput
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
-from learnvllm.engine_core.input_processor import PromptType
+from learnvllm.engine_core.input_processor import PromptType, as_token_ids
 from learnvllm.engine_core.llm_engine import LLMEngine
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+T = TypeVar("T")
 
 
 class OfflineInferenceMixin:
@@ -39,7 +42,7 @@ class OfflineInferenceMixin:
         """Complete prompts, in batches as the scheduler sees fit.
 
         Args:
-            prompts: one prompt or a sequence of them; text, or token ids (list[int]).
+            prompts: one prompt or a sequence of them; text, token ids, or a dictionary (see PromptType).
             sampling_params: one for all or one for each prompt.
             priority: one per prompt; lower runs first (--scheduling-policy priority).
 
@@ -53,9 +56,10 @@ class OfflineInferenceMixin:
         """
         listed = _as_list(prompts)
         wanted = SamplingParams() if sampling_params is None else sampling_params
-        params = _one_each(wanted, len(listed), "sampling_params")
-        priorities = [0] * len(listed) if priority is None else list(priority)
-        _check_length("priority", len(priorities), len(listed))
+        params = _one_each(wanted, SamplingParams, len(listed), "sampling_params")
+        priorities = _one_each(0 if priority is None else priority, int, len(listed), "priority")
+        for p in params:
+            p.verify()  # as the caller wrote it: below his output_kind is replaced
         request_ids: list[str] = []
         try:
             for prompt, p, prio in zip(listed, params, priorities):
@@ -88,36 +92,44 @@ class OfflineInferenceMixin:
 
 
 def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
-    """One prompt may come bare: a string, a dictionary, or a list of token ids."""
+    """One prompt may come bare: a string, a dictionary, or token ids."""
     if isinstance(prompts, str | dict):
         return [cast(PromptType, prompts)]
-    if prompts and all(type(item) is int for item in prompts):
-        return [cast(list[int], list(prompts))]
+    token_ids = as_token_ids(prompts)
+    if token_ids:
+        return [token_ids]
+    if isinstance(prompts, bytes | bytearray | Set) or not isinstance(prompts, Iterable):
+        raise ValidationError(
+            f"prompts must be a string, token ids, a dictionary, or a list of those, not "
+            f"{reprlib.repr(prompts)} ({type(prompts).__name__}).",
+            parameter="prompts",
+        )
     return cast(list[PromptType], list(prompts))
 
 
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams], count: int, parameter: str
-) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    listed = list(params)
-    _check_length(parameter, len(listed), count)
-    for p in listed:
-        if not isinstance(p, SamplingParams):
+def _one_each(given: T | Sequence[T], kind: type[T], count: int, parameter: str) -> list[T]:
+    """One for all prompts, or one for each, as a list with one for each.
+
+    Raises:
+        ValidationError: of another type, or another number of them.
+    """
+    if isinstance(given, kind):
+        return [given] * count
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    for item in listed:
+        if not isinstance(item, kind):
             raise ValidationError(
-                f"{parameter} must be SamplingParams, not {type(p).__name__}.", parameter=parameter
+                f"{parameter} must be {kind.__name__} or a list of them, not {reprlib.repr(item)} "
+                f"({type(item).__name__}).",
+                parameter=parameter,
             )
-    return listed
-
-
-def _check_length(parameter: str, given: int, count: int) -> None:
-    if given != count:
+    if len(listed) != count:
         raise ValidationError(
-            f"{parameter} has {given} entries for {count} prompts; give one for all or one for each.",
+            f"{parameter} has {len(listed)} entries for {count} prompts; give one for all or one for each.",
             parameter=parameter,
-            value=given,
+            value=len(listed),
         )
+    return cast(list[T], listed)
 
 
 def _progress_bar(total: int) -> tqdm[Any]:

@@ -24,7 +24,12 @@ from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import EngineDeadError, EngineTimeoutError
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.executor_worker.executor import Executor, ModelLoader
-from learnvllm.executor_worker.processes import end_with_parent, main_module_hidden, set_up_process
+from learnvllm.executor_worker.processes import (
+    be_killed_with_parent,
+    end_with_parent,
+    set_up_process,
+    start_process,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -200,10 +205,11 @@ class WorkerHandle:
         self.rank = rank
         self.pipe, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(
-            target=run_worker, args=(config, rank, load_model, theirs), name=f"learnvllm-worker-{rank}"
+            target=run_worker,
+            args=(config, rank, load_model, theirs, threading.current_thread() is threading.main_thread()),
+            name=f"learnvllm-worker-{rank}",
         )
-        with main_module_hidden(load_model):
-            self.process.start()
+        start_process(self.process, load_model)
         theirs.close()  # or the pipe would never report that the worker is gone
 
     def request_exit(self) -> None:
@@ -219,8 +225,16 @@ class WorkerHandle:
             self.process.join()
 
 
-def run_worker(config: EngineConfig, rank: int, load_model: ModelLoader | None, pipe: Connection) -> None:
+def run_worker(
+    config: EngineConfig,
+    rank: int,
+    load_model: ModelLoader | None,
+    pipe: Connection,
+    started_by_main_thread: bool,
+) -> None:
     """The worker process: answer calls in order until told to stop or until the parent is gone."""
+    if started_by_main_thread:
+        be_killed_with_parent()
     end_with_parent()
     set_up_process(f"worker {rank}")
     from learnvllm.executor_worker.worker import Worker  # late: imports torch, in this process only

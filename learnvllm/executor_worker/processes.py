@@ -6,6 +6,7 @@ Upstream namesake: vllm/utils/system_utils.py.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -15,8 +16,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
 from learnvllm.architecture import envs
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
@@ -40,6 +44,31 @@ def main_module_hidden(*functions: Callable[..., object] | None) -> Iterator[Non
     finally:
         for name, value in saved.items():
             setattr(main, name, value)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Processes started in the `with` block inherit that Ctrl-C is blocked, so that it cannot interrupt their
+    imports, before `set_up_process` has been reached. Here it takes effect after the block."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_process(process: BaseProcess, *functions: Callable[..., object] | None) -> None:
+    """Start a process of ours; interrupted, leave none behind. `functions`: as for `main_module_hidden`."""
+    try:
+        with main_module_hidden(*functions), interrupts_held_back():
+            process.start()
+    except BaseException:
+        if process.pid is not None:
+            process.kill()
+        raise
 
 
 def set_up_process(name: str) -> None:
@@ -68,3 +97,14 @@ def end_with_parent(stop: Callable[[], None] | None = None, grace_s: float = 0.0
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def be_killed_with_parent() -> None:
+    """Linux: SIGKILL for this process when its parent ends. Unlike `end_with_parent` this also ends one that
+    is stopped (SIGSTOP, a debugger) or hangs. "Parent" is the thread that started it: only for a process that
+    was started by its parent's main thread."""
+    if sys.platform == "linux":
+        parent = multiprocessing.parent_process()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if parent is not None and os.getppid() != parent.pid:  # gone before we asked
+            os._exit(1)

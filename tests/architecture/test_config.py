@@ -43,6 +43,11 @@ def model(**more: Any) -> ModelConfig:
         (ParallelConfig, "tensor_parallel_size", 2),
         (ParallelConfig, "distributed_executor_backend", "ray"),
         (DeviceConfig, "device", "tpu"),
+        (DeviceConfig, "num_threads", 0),
+        (DeviceConfig, "num_threads", -1),
+        (DeviceConfig, "num_threads", 1025),
+        (DeviceConfig, "num_threads", 100_000),
+        (model, "max_model_len", 1),
         (model, "max_model_len", 1001),
         (model, "max_model_len", -1),
         (model, "max_logprobs", -1),
@@ -54,6 +59,12 @@ def test_a_bad_value_is_refused_by_name(part: Any, name: str, value: Any) -> Non
         part(**{name: value})
     assert caught.value.parameter == name
     assert name in str(caught.value)
+
+
+def test_a_share_that_may_be_0_but_not_1_is_described_so() -> None:
+    with pytest.raises(ConfigError, match="watermark must be at least 0 and below 1"):
+        CacheConfig(watermark=1.0)
+    assert CacheConfig(watermark=0.0).watermark == 0
 
 
 def test_an_unknown_field_is_refused() -> None:

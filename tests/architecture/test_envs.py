@@ -42,6 +42,8 @@ def test_texts_become_values(name: str, text: str, value: object) -> None:
         ("LEARNVLLM_ENGINE_READY_TIMEOUT_S", "soon"),
         ("LEARNVLLM_ENABLE_MULTIPROCESSING", "maybe"),
         ("LEARNVLLM_NUM_THREADS", "-1"),
+        ("LEARNVLLM_NUM_THREADS", "0"),
+        ("LEARNVLLM_NUM_THREADS", "100000"),
         ("LEARNVLLM_NUM_THREADS", "2.5"),
         ("LEARNVLLM_CPU_KERNELS", "cuda"),
     ],
@@ -60,6 +62,21 @@ def test_an_undeclared_variable_cannot_be_read() -> None:
 def test_typing_mistakes_are_found() -> None:
     environ = {"LEARNVLLM_HOEM": "x", "LEARNVLLM_HOME": "y", "PATH": "z"}
     assert envs.unknown_variables(environ) == ["LEARNVLLM_HOEM"]
+
+
+def test_a_typing_mistake_is_told_once_with_the_name_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LEARNVLLM_NUM_THREAD", "2")
+    monkeypatch.setenv("LEARNVLLM_QQQQ", "1")
+    envs.warn_of_unknown_variables.cache_clear()
+    envs.warn_of_unknown_variables()
+    envs.warn_of_unknown_variables()
+    first, second = caplog.messages
+    assert first.startswith("LEARNVLLM_NUM_THREAD is set")
+    assert "Did you mean LEARNVLLM_NUM_THREADS?" in first
+    assert second.startswith("LEARNVLLM_QQQQ is set")
+    assert "learnvllm env" in second
 
 
 def test_the_cache_directory_follows_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ BAD: dict[str, list[Any]] = {
     "presence_penalty": [-2.1, 2.1, NAN],
     "frequency_penalty": [-2.1, 2.1, NAN],
     "repetition_penalty": [0.0, -1.0, INF, NAN, 1e300, 1e-300],
-    "seed": [2**63, -(2**63) - 1, "1", True],
-    "stop": ["END", [""], ["x"] * 17, ["x" * 513], [5], None, ["\ud800"]],
+    "seed": [2**63, -(2**63) - 1, "1", "\ud800", True],
+    "stop": [{}, "", "\ud800", "x" * 513, [""], ["x"] * 17, ["x" * 513], [5], [None], ["\ud800"]],
     "stop_token_ids": [["a"], 5, [2**31], [2**70], [1.0], [True]],
     "max_tokens": [0, -1, 1.5, 2**31, 2**70, True],
     "min_tokens": [-1, 2**70, 1.0],
@@ -32,7 +32,7 @@ BAD: dict[str, list[Any]] = {
     "prompt_logprobs": [-1, 2**70],
     "bad_words": [[""], "word", ["\udfff"]],
     "bad_words_token_ids": [[[2**70]], [[1.0]], [5]],
-    "logit_bias": [{5: 101.0}, {5: -101.0}, {5: NAN}, {"x": 1.0}, {2**70: 1.0}],
+    "logit_bias": [{5: 101.0}, {5: -101.0}, {5: NAN}, {"x": 1.0}, {"\ud800": 1.0}, {2**70: 1.0}],
     "stream_interval": [0, 2**70, 1.5, True],
     "output_kind": [7],
 }
@@ -46,6 +46,31 @@ def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
         SamplingParams(**{name: value}).verify()
     assert caught.value.parameter == name
     assert str(caught.value).startswith(f"{name}=")
+    str(caught.value).encode()  # it can be printed, whatever was given
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("bad_words", "word", "Expected `list`, got `str`"),
+        ("logit_bias", [5], "Expected `dict`, got `list`"),
+        ("n", None, "Expected `int`, got `None`"),
+    ],
+)
+def test_a_wrong_type_is_named_as_python_names_it(name: str, value: Any, rule: str) -> None:
+    with pytest.raises(ValidationError, match=rule):
+        SamplingParams(**{name: value}).verify()
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "bad_words", "bad_words_token_ids", "logit_bias"])
+def test_none_means_none_of_them(name: str) -> None:
+    assert SamplingParams(**{name: None}).verify() == SamplingParams()
+
+
+def test_one_stop_string_may_come_bare_and_lists_as_tuples() -> None:
+    assert SamplingParams(stop="END").verify().stop == ["END"]
+    params = SamplingParams(bad_words=("a",), bad_words_token_ids=((1, 2),)).verify()  # type: ignore[arg-type]
+    assert (params.bad_words, params.bad_words_token_ids) == (["a"], [[1, 2]])
 
 
 GOOD: dict[str, list[Any]] = {

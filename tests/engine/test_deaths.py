@@ -48,6 +48,15 @@ def test_a_killed_process_ends_every_request_and_every_other_process(engine, vic
     assert_all_gone(processes)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped process cannot be ended from afar")
+def test_a_stopped_worker_ends_with_its_engine(engine) -> None:
+    core = psutil.Process(engine.engine_core.process_id)
+    (worker,) = workers_of(core.pid)
+    worker.suspend()
+    core.kill()  # what a front end does that has waited long enough
+    assert_all_gone([worker])
+
+
 def step_for_ever(engine) -> None:
     while True:
         if not engine.has_unfinished_requests():

@@ -182,3 +182,17 @@ def test_chat_goes_through_the_models_template(tiny_model, llm) -> None:
     assert both[0].prompt_token_ids == llm.get_tokenizer().encode(text)
     with pytest.raises(ValidationError, match="messages is empty"):
         llm.chat([], GREEDY)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *(None, 5, "hi", b"hi", {"role": "user", "content": "hi"}, [None], ["hi"], [["hi"]]),
+        [[{"role": "user", "content": "hi"}], {"role": "user", "content": "hi"}],
+        [{"role": "user", "content": "\ud800"}],
+    ],
+)
+def test_what_is_no_conversation_is_refused(llm, messages) -> None:
+    with pytest.raises(ValidationError) as caught:
+        llm.chat(messages, GREEDY, use_tqdm=False)
+    assert (caught.value.parameter or "").startswith("messages")

@@ -6,7 +6,13 @@ import json
 import pytest
 import zmq
 
-from learnvllm.architecture.errors import EngineDeadError, QueueFullError, ServerError, ValidationError
+from learnvllm.architecture.errors import (
+    ConfigError,
+    EngineDeadError,
+    QueueFullError,
+    ServerError,
+    ValidationError,
+)
 from learnvllm.architecture.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -365,6 +371,29 @@ def test_every_step_is_one_event_with_its_phases(make_core, async_scheduling, tm
     core.shutdown()
     names = {row["name"] for row in json.loads(trace.read_text())["traceEvents"]}
     assert {"step 0", "schedule", "prefill", "decode", "free blocks"} <= names
+
+
+def test_a_trace_file_that_cannot_be_made_is_refused_before_anything_is_loaded(make_core, tmp_path) -> None:
+    for path in (tmp_path / "missing" / "trace.json", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be written") as caught:
+            make_core(trace_file=path)
+        assert caught.value.parameter == "trace_file"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_of_before_is_kept_until_there_is_a_new_one(make_core, tmp_path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text("before")
+    make_core(trace_file=trace)
+    assert trace.read_text() == "before"
+
+
+def test_a_trace_that_cannot_be_written_at_the_end_is_a_line_in_the_log(make_core, tmp_path, caplog) -> None:
+    (tmp_path / "folder").mkdir()
+    core = make_core(trace_file=tmp_path / "folder" / "trace.json")
+    (tmp_path / "folder").rmdir()
+    core.shutdown()
+    assert "The trace is lost" in caplog.text
 
 
 def test_eng_05_utilities_reach_the_workers_and_errors_come_back(make_core) -> None:

@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from learnvllm.architecture.errors import EngineDeadError, QueueFullError, ValidationError
@@ -72,6 +73,63 @@ def test_one_prompt_may_come_bare(llm) -> None:
     assert llm.generate([], use_tqdm=False) == []
 
 
+@pytest.mark.parametrize("ids", [(5, 6), range(5, 7), np.array([5, 6]), np.array([5, 6], dtype=np.int32)])
+def test_token_ids_may_come_in_any_sequence(ids) -> None:
+    llm = in_process()
+    for prompts in (ids, [ids], {"prompt_token_ids": ids}):
+        (output,) = llm.generate(prompts, params(), use_tqdm=False)
+        assert output.prompt_token_ids == [5, 6]
+        assert [type(token) for token in output.prompt_token_ids] == [int, int]
+    assert len(llm.generate(np.array([[5, 6], [7, 8]]), params(), use_tqdm=False)) == 2
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        *(None, 5, 5.0, b"abc", {5, 6}, object(), [None], [5, "a"], [b"abc"], [True], np.array([0.5])),
+        *({"prompt_token_ids": "12"}, {"prompt_token_ids": None}, {"prompt": [5]}, {"prompt": None}, {5: 6}),
+        *(
+            {"prompt": "a", "x": 1},
+            {"prompt": "a", "prompt_token_ids": [5]},
+            {"prompt": "\ud800"},
+            "\ud800abc",
+        ),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_the_name_of_the_parameter(prompts) -> None:
+    llm = in_process()
+    with pytest.raises(ValidationError) as caught:
+        llm.generate(prompts, params(), use_tqdm=False)
+    assert caught.value.parameter in ("prompts", "prompt", "prompt_token_ids")
+    str(caught.value).encode()
+    assert len(llm.generate([[5]], params(), use_tqdm=False)) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 2}, "greedy", 5, [{"max_tokens": 2}] * 2])
+def test_parameters_of_another_type_are_refused_by_their_type_not_their_number(wrong) -> None:
+    with pytest.raises(ValidationError, match="sampling_params must be SamplingParams or a list of them"):
+        in_process().generate(["hello", "world"], wrong, use_tqdm=False)
+    with pytest.raises(ValidationError, match="priority must be int"):
+        in_process().generate(["hello", "world"], priority="low", use_tqdm=False)
+
+
+def test_an_output_kind_that_does_not_exist_is_noticed_though_generate_has_its_own() -> None:
+    with pytest.raises(ValidationError, match="output_kind=7"):
+        in_process().generate([[5]], params(output_kind=7), use_tqdm=False)
+
+
+def test_a_cache_salt_comes_with_the_prompt() -> None:
+    llm = in_process()
+    prompt, hits = [5] * 9, []
+    for salt in ("a", "a", "b"):
+        salted = {"prompt_token_ids": prompt, "cache_salt": salt}
+        (output,) = llm.generate([salted], params(1), use_tqdm=False)
+        hits.append(output.num_cached_tokens)
+    assert hits == [0, 8, 0]
+    with pytest.raises(ValidationError, match="cache_salt"):
+        llm.generate({"prompt": "a", "cache_salt": 5}, use_tqdm=False)
+
+
 def test_fault_50_a_second_generate_gets_its_own_results(llm) -> None:
     first = llm.generate([[5], [6]], params(), use_tqdm=False)
     second = llm.generate([[7], [8], [9]], params(), use_tqdm=False)
@@ -92,7 +150,7 @@ def test_counts_that_do_not_match_are_refused(llm) -> None:
         llm.generate([[5], [6], [7]], [params(), params()], use_tqdm=False)
     with pytest.raises(ValidationError, match="sampling_params has 0 entries for 1 prompts"):
         llm.generate([[5]], [], use_tqdm=False)
-    with pytest.raises(ValidationError, match="must be SamplingParams, not dict"):
+    with pytest.raises(ValidationError, match=r"must be SamplingParams or a list of them, not .* \(dict\)"):
         llm.generate([[5]], [{"max_tokens": 5}], use_tqdm=False)
     with pytest.raises(ValidationError, match="priority has 1 entries for 2 prompts"):
         llm.generate([[5], [6]], params(), priority=[1], use_tqdm=False)

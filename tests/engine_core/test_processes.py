@@ -1,5 +1,6 @@
 """The engine in a process of its own: handshake, clients, errors, deaths. No process is ever left over."""
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -23,9 +24,11 @@ from learnvllm.architecture.errors import (
 )
 from learnvllm.architecture.messages import EngineCoreRequest, FinishReason
 from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.engine_core import engine_process
 from learnvllm.engine_core.core_client import InprocClient, SyncEngineCoreClient
 from learnvllm.engine_core.mp_client import SyncMPClient
 from learnvllm.engine_core.protocol import EngineCoreRequestType
+from learnvllm.executor_worker.processes import start_process
 from tests.engine_core.parts import (
     EOS,
     build_nothing_config_error,
@@ -236,6 +239,32 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_engine(client) -> None:
     client.add_request(request("r", [5, 6], max_tokens=100))
     os.kill(client.process_id, signal.SIGINT)
     assert run(client, 1) == {"r": expected_tokens([5, 6], 100)}
+
+
+def test_ctrl_c_while_the_engine_process_imports_does_not_reach_it(monkeypatch) -> None:
+    def start_and_interrupt(process, *functions) -> None:
+        start_process(process, *functions)
+        os.kill(process.pid, signal.SIGINT)
+
+    monkeypatch.setattr(engine_process, "start_process", start_and_interrupt)
+    client = SyncMPClient(build_scripted_core, make_config())
+    client.shutdown()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # here it is as before
+
+
+def test_ctrl_c_while_a_process_is_started_leaves_none_behind(monkeypatch) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    start = type(process).start
+
+    def interrupted_start(process) -> None:
+        start(process)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(type(process), "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        start_process(process)
+    process.join(20)
+    assert process.exitcode == -signal.SIGKILL
 
 
 def test_sigterm_lets_the_engine_finish_what_runs(client) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learnvllm.model_layers import ops
-from learnvllm.model_layers.ops import cpu, cpu_attention, torch_ref
+from learnvllm.model_layers.ops import cpu, cpu_attention, jit, torch_ref
 
 WIDTHS = [1, 7, 16, 64, 576]
 
@@ -316,3 +316,44 @@ torch.testing.assert_close(cpu.rms_norm(x, w, 1e-5), torch_ref.rms_norm(x, w, 1e
         processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(4)]
         assert [p.wait() for p in processes] == [0, 0, 0, 0]
     assert list(tmp_path.glob("kernels/*/**/*.nbc"))
+
+
+@pytest.fixture
+def prepare_cache(monkeypatch):
+    """prepare_cache(home): what a process says with its kernels under `home`, and if it keeps them."""
+
+    def prepare(home: Path) -> bool:
+        monkeypatch.setenv("LEARNVLLM_HOME", str(home))
+        jit._prepare_cache.cache_clear()
+        return jit._prepare_cache()
+
+    yield prepare
+    jit._prepare_cache.cache_clear()
+
+
+def test_compiling_is_announced_the_first_time(prepare_cache, tmp_path, caplog) -> None:
+    caplog.set_level("INFO")
+    assert prepare_cache(tmp_path)
+    assert caplog.text.count("Compiling CPU kernels, once") == 1
+    (jit.cache_directory() / "cpu").mkdir()
+    (jit.cache_directory() / "cpu" / "f.nbi").touch()
+    caplog.clear()
+    assert prepare_cache(tmp_path)
+    assert not caplog.text
+
+
+def test_kernels_that_cannot_be_kept_are_compiled_all_the_same_with_a_warning(
+    prepare_cache, tmp_path, caplog
+) -> None:
+    (tmp_path / "file").touch()
+    assert not prepare_cache(tmp_path / "file")
+    assert "cannot be kept" in caplog.text
+    assert "LEARNVLLM_HOME" in caplog.text
+
+    def two(args):
+        jit.i64(args[0])[0] = 2
+
+    out = torch.zeros(1, dtype=torch.int64)
+    jit.kernel("q")(two)(1, out.data_ptr())
+    assert out.item() == 2
+    assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1  # not one a kernel

@@ -47,7 +47,7 @@ class GGUFFile:
             raise ModelLoadError(f"{path} does not exist.", parameter="model", value=str(path))
         with path.open("rb") as file:
             self.size = path.stat().st_size
-            if self.size < 24 or file.read(4) != b"GGUF":
+            if file.read(4) != b"GGUF":
                 raise self._error("is not a GGUF file: it does not begin with GGUF")
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._at = 4

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import struct
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from learnvllm.architecture import envs
+
+logger = logging.getLogger(__name__)
 
 # Sums may be reordered (that is what lets the compiler use vectors), but NaN and infinity keep their meaning.
 OPTIONS = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "arcp", "nsz"}}
@@ -134,9 +138,10 @@ def prefetch(typingctx, pointer, index):  # type: ignore[no-untyped-def]
 class Kernel:
     """A compiled kernel. `kernel(threads, *args)` runs it on that many threads, to the end."""
 
-    def __init__(self, function: Callable[..., None], layout: str) -> None:
+    def __init__(self, function: Callable[..., None], layout: str, cache: bool = True) -> None:
         self.name = function.__name__
-        self._compiled = numba.cfunc(types.void(types.CPointer(types.int64)), cache=True, **OPTIONS)(function)
+        signature = types.void(types.CPointer(types.int64))
+        self._compiled = numba.cfunc(signature, cache=cache, **OPTIONS)(function)
         self._address = self._compiled.address
         self._serial = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._address)
         self._pack = struct.Struct("@" + layout).pack
@@ -159,15 +164,37 @@ def kernel(layout: str) -> Callable[[Callable[..., None]], Kernel]:
         previous = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(cache_directory())
         try:
-            return Kernel(function, layout)
+            return Kernel(function, layout, cache=_prepare_cache())
         finally:
             numba.config.CACHE_DIR = previous
 
     return decorate
 
 
+COMPILE_SECONDS = 20
+"""All of them, on a machine of two slow cores."""
+
 # A function that kernels call. Always inlined into them, so it needs no cache of its own.
 device = numba.njit(forceinline=True, **OPTIONS)
+
+
+@cache
+def _prepare_cache() -> bool:
+    """Whether compiled code can be kept. Asked before the first kernel: says what will take long, and why."""
+    directory = cache_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        logger.warning(
+            "Compiled CPU kernels cannot be kept in %s (%s): every start compiles them, which takes about "
+            "%d s. Set LEARNVLLM_HOME to a directory you may write to.",
+            directory, error.strerror or error, COMPILE_SECONDS,
+        )  # fmt: skip
+        return False
+    if not any(directory.rglob("*.nbi")):  # the index file of a function that has been compiled
+        logger.info("Compiling CPU kernels, once (about %d s) ...", COMPILE_SECONDS)
+    return True
 
 
 def cache_directory() -> Path:
