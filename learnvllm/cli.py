@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from learnvllm.engine_core.llm_engine import LLMEngine
 
 USAGE_ERROR, INTERRUPTED = 2, 130
+GENERATE_MAX_TOKENS = 128
 _OPTIONAL_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "rich", "prompt_toolkit", "httpx")
 """Extras of pyproject.toml that commands need; LLM(...) does without."""
 
@@ -95,12 +96,11 @@ def _set_up_logging(args: argparse.Namespace) -> str:
 
     from learnvllm.architecture import envs
 
-    if args.command != "serve":  # who talks to a person is quiet unless asked; so is the engine's process
+    if args.command in ("generate", "chat", "bench"):  # quiet unless asked; so is their engine's process
         os.environ.setdefault("LEARNVLLM_LOG_LEVEL", "WARNING")
     level: str = envs.get("LEARNVLLM_LOG_LEVEL")
     logging.basicConfig(level=level, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
-    for name in envs.unknown_variables():
-        logging.warning("%s is set, but there is no such variable. `learnvllm env` lists them.", name)
+    envs.warn_of_unknown_variables()
     return level
 
 
@@ -150,10 +150,16 @@ _SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
 }
 
 
-def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+def _add_sampling_flags(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
+    """`defaults`: those that are not SamplingParams', for the help; nothing is sent that was not said."""
+    from learnvllm.architecture.sampling_params import SamplingParams
+
     group = parser.add_argument_group("sampling")
+    usual = SamplingParams()
     for name, (kind, help) in _SAMPLING_FLAGS.items():
-        group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper(), help=help)
+        shown = f"{help} (default: {defaults.get(name, getattr(usual, name))})"
+        flag, metavar = "--" + name.replace("_", "-"), kind.__name__.upper()
+        group.add_argument(flag, type=kind, metavar=metavar, help=shown)
     group.add_argument(
         "--sampling-seed", type=int, metavar="INT", help="The same answers every time; without it, they vary."
     )
@@ -222,9 +228,10 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="S",
-        help="Seconds for running requests to finish",
+        help="Seconds for running requests to finish (default: %(default)g)",
     )
-    add("--uvicorn-log-level", default="info", choices=("debug", "info", "warning", "error", "critical"))
+    levels = ("debug", "info", "warning", "error", "critical")
+    add("--uvicorn-log-level", default="info", choices=levels, help="(default: %(default)s)")
     add("--disable-uvicorn-access-log", action="store_true", help="No log line per request.")
     _add_engine_flags(parser)
 
@@ -263,11 +270,11 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
     add("prompts", nargs="*", metavar="PROMPT", help="Texts to continue. None: one prompt from stdin.")
     add("--file", metavar="FILE", help="Read prompts from a file, one a line.")
     add("--chat", action="store_true", help="Put each prompt into the model's chat template.")
-    add("--n", type=int, help="Continuations of each prompt.")
+    add("--n", type=int, help="Continuations of each prompt. (default: 1)")
     add("--logprobs", type=int, help="Log-probabilities of this many candidates per token; with --json.")
     add("--ignore-eos", action="store_true", help="Go on to --max-tokens.")
     add("--json", action="store_true", help="One JSON object per prompt and line, as they finish.")
-    _add_sampling_flags(parser)
+    _add_sampling_flags(parser, {"max_tokens": GENERATE_MAX_TOKENS})
     _add_engine_flags(parser, positional_model=False)
 
 
@@ -276,7 +283,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     values = _sampling_values(args)
     values |= {name: v for name in ("n", "ignore_eos") if (v := getattr(args, name)) is not None}
-    max_tokens = values.pop("max_tokens", 128)
+    max_tokens = values.pop("max_tokens", GENERATE_MAX_TOKENS)
     params = generate.make_params(values, max_tokens=max_tokens, logprobs=args.logprobs, stream=not args.json)
     prompts = generate.read_prompts(args.prompts, args.file)
     engine = _build_llm_engine(args)
@@ -292,7 +299,9 @@ def _configure_chat(parser: argparse.ArgumentParser) -> None:
     add("--api-key", metavar="KEY", help="For --url (default: LEARNVLLM_API_KEY).")
     add("--system", "--system-prompt", dest="system", metavar="TEXT", help="The system message.")
     add("--plain", action="store_true", help="Show text as it is, without rendering Markdown.")
-    _add_sampling_flags(parser)
+    from learnvllm.serving.chat import DEFAULT_PARAMS
+
+    _add_sampling_flags(parser, {"max_tokens": "what fits into the context", **DEFAULT_PARAMS})
     _add_engine_flags(parser)
 
 
@@ -300,7 +309,7 @@ def _chat(args: argparse.Namespace) -> int:
     from learnvllm.architecture import envs
     from learnvllm.serving import chat
 
-    values = _sampling_values(args)
+    values = {**chat.DEFAULT_PARAMS, **_sampling_values(args)}
     chat.check_params(values)
     backend: chat.ChatBackend
     if args.url is not None:
@@ -346,15 +355,16 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _configure_models(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     for name, help in (
-        ("list", "Models that are here."),
+        ("list", "Models that are here. This is the default."),
         ("pull", "Fetch a model."),
         ("path", "Where it is."),
     ):
-        sub = actions.add_parser(name, help=help, description=help)
+        usage = f"learnvllm models {name}" + ("" if name == "list" else " [NAME]")
+        sub = actions.add_parser(name, help=help, description=help, usage=usage)
         if name != "list":
-            sub.add_argument("name", nargs="?", help="Model; left out: the embedded one.")
+            sub.add_argument("name", nargs="?", metavar="NAME", help="Model; left out: the embedded one.")
 
 
 def _models(args: argparse.Namespace) -> int:
@@ -364,7 +374,7 @@ def _models(args: argparse.Namespace) -> int:
         "list": lambda: models_command.list_models(),
         "pull": lambda: models_command.pull(args.name),
         "path": lambda: models_command.show_path(args.name),
-    }[args.action]()
+    }[args.action or "list"]()
 
 
 def _configure_env(parser: argparse.ArgumentParser) -> None:
@@ -396,7 +406,7 @@ COMMANDS = {
         _bench,
         " {throughput,latency,serve}",
     ),
-    "models": Command("List, fetch and find models.", _configure_models, _models, " {list,pull,path}"),
+    "models": Command("List, fetch and find models.", _configure_models, _models, " [{list,pull,path}]"),
     "env": Command("Versions, machine and environment variables.", _configure_env, _env),
     "version": Command("Print the version.", _no_flags, _version),
 }

@@ -81,6 +81,16 @@ def test_serves_flags_are_vllms(capsys: pytest.CaptureFixture[str]) -> None:
         assert flag in shown
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_help_says_the_default_of_every_number(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for flag in cli._SAMPLING_FLAGS if command != "serve" else ("shutdown_timeout", "port"):
+        text = shown[shown.index(f"--{flag.replace('_', '-')} ") :]
+        assert "(default: " in text[: text.index(" --", 2)], flag
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -152,6 +162,7 @@ def test_ctrl_c_anywhere_is_130_without_a_traceback(
 def test_version_env_and_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out == f"learnvllm {__version__}\n"
+    monkeypatch.delenv("LEARNVLLM_LOG_LEVEL", raising=False)
     monkeypatch.setenv("LEARNVLLM_API_KEY", "very secret")
     assert cli.main(["env"]) == 0
     shown = capsys.readouterr().out
@@ -159,8 +170,10 @@ def test_version_env_and_models(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "very secret" not in shown
     assert cli.main(["env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["facts"]["learnvllm"] == __version__
-    assert cli.main(["models", "list"]) == 0
-    assert "smollm2-135m-instruct" in capsys.readouterr().out
+    assert "LEARNVLLM_LOG_LEVEL  (not set" in shown
+    for command in (["models"], ["models", "list"]):
+        assert cli.main(command) == 0
+        assert "smollm2-135m-instruct" in capsys.readouterr().out
 
 
 def test_a_model_behind_the_key_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,8 +234,9 @@ def test_sampling_varies_unless_it_is_seeded(
 
     assert len(answers("generate", "hello")) == 2
     assert len(answers("generate", "hello", "--sampling-seed", "1")) == 1
-    assert len(answers("chat", said="hello\n")) == 2
-    assert len(answers("chat", "--sampling-seed", "1", said="hello\n")) == 1
+    warm = ("--temperature", "1", "--top-p", "1")
+    assert len(answers("chat", *warm, said="hello\n")) == 2
+    assert len(answers("chat", *warm, "--sampling-seed", "1", said="hello\n")) == 1
 
 
 @pytest.fixture(scope="module")
@@ -399,6 +413,8 @@ def test_the_speed_of_an_answer_counts_tokens_not_pieces(
     view.stats(11, 0.25, 0.5, interrupted=False)
     view.stats(None, 0.25, 0.5, interrupted=True)
     assert notes == ["(first token after 250 ms, 20 tokens/s)", "(stopped; first token after 250 ms)"]
+    view.stats(2, 0.25, 3.0, interrupted=False)
+    assert "0.333 tokens/s" in notes[-1]
     counted: list[Any] = []
     monkeypatch.setattr(view, "stats", lambda *args: counted.append(args[0]))
     chat.Conversation(ScriptedBackend("a ", "b ", "c"), {}, None, view).ask("hello")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,7 @@ def run_latency(engine: LLMEngine, args: argparse.Namespace) -> int:
     for i in range(rounds):
         batch = everything[i * args.batch_size : (i + 1) * args.batch_size]
         seconds.append(_run_batch(engine, batch, f"round{i}")[0])
+        _progress(f"round {i + 1} of {rounds}: {seconds[-1]:.2f} s")
     counted = seconds[args.num_iters_warmup :]
     report(args, "latency", [("batch size", args.batch_size, ""), *quantiles("batch", counted, "s")])
     return 0
@@ -158,13 +160,21 @@ def _run_batch(engine: LLMEngine, requests: list[tuple[list[int], int]], name: s
             temperature=0.0, max_tokens=output_len, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
         )
         engine.add_request(f"{name}-{i}", prompt, params)
-    tokens = 0
+    tokens = finished = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.error is not None:
                 raise output.error
             tokens += sum(len(completion.token_ids) for completion in output.outputs)
+            finished += 1
+            _progress(f"{name}: {finished} of {len(requests)} requests")
     return time.perf_counter() - began, tokens
+
+
+def _progress(text: str) -> None:
+    """On a terminal: one line that the next one overwrites."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -177,6 +187,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace, kind: str, rows: list[Row]) -> None:
     """Print the figures as a table or JSON, and write them where asked."""
+    _progress("")
     figures: dict[str, Any] = {name: value for name, value, _ in rows}
     document = {
         "benchmark": kind,

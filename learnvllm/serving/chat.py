@@ -36,6 +36,9 @@ HELP = """\
 /help             this list
 /quit             leave (Ctrl-D too); Ctrl-C stops an answer"""
 
+DEFAULT_PARAMS = {"temperature": 0.2, "top_p": 0.9}
+"""Cooler than the API's defaults of 1, at which a small model rambles."""
+
 Message = dict[str, str]
 
 

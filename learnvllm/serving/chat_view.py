@@ -84,7 +84,7 @@ class ChatView:
         """
         rate = ""
         if num_tokens is not None and num_tokens > 1 and after_first > 0:
-            rate = f", {(num_tokens - 1) / after_first:.0f} tokens/s"
+            rate = f", {float(f'{(num_tokens - 1) / after_first:.3g}'):g} tokens/s"
         stopped = "stopped; " if interrupted else ""
         self.note(f"({stopped}first token after {to_first * 1000:.0f} ms{rate})")
 
