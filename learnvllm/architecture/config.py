@@ -128,7 +128,7 @@ class SchedulerConfig:
     """What one step may do, and who goes first."""
 
     max_num_batched_tokens: int = 512
-    """Token budget of a step. The default suits a CPU: small, so a long prompt cannot hold up decodes."""
+    """Token budget of a step. A long prompt holds up those who decode for as long as its chunk takes."""
     max_num_seqs: int = 64
     """Requests that may run at once."""
     policy: Policy = "fcfs"

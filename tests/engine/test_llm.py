@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.errors import ConfigError, ValidationError
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
+from learnvllm.architecture.tracing import RecordingTracer
 from learnvllm.assembly import LLM, build_async_llm, build_llm_engine
 from learnvllm.engine_core.tokenizer import Tokenizer
 from tests.engine.engines import make_config, random_prompts
@@ -144,6 +145,19 @@ def test_seeded_samples_do_not_depend_on_the_batch(llm) -> None:
     n = llm.generate(["hello world"], SamplingParams(**_fields(params), n=3), use_tqdm=False)[0].outputs
     assert n[0].token_ids == alone
     assert len({tuple(completion.token_ids) for completion in n}) == 3
+
+
+def test_a_tracer_sees_every_step_and_memory_is_reported(tiny_model) -> None:
+    directory, tracer = tiny_model("llama").directory, RecordingTracer()
+    flags = {"model": str(directory), "dtype": "float32", "num_gpu_blocks_override": 64}
+    with pytest.raises(ConfigError, match="multiprocess=False"):
+        LLM(**flags, multiprocess=True, tracer=tracer)
+    llm = LLM(**flags, multiprocess=False, tracer=tracer)
+    llm.generate("hello", GREEDY, use_tqdm=False)
+    assert sum(len(s.sampled) for event in tracer.events for s in event.scheduled) == 16
+    report = llm.memory_report()
+    assert report["weight_bytes"] > 0
+    assert report["kv_cache_bytes"] % 64 == 0
 
 
 def _fields(params: SamplingParams) -> dict:
