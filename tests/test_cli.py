@@ -28,6 +28,8 @@ from learnvllm.architecture.errors import (
     ValidationError,
 )
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
+from learnvllm.cli import engine as engine_commands
+from learnvllm.cli import tools
 from learnvllm.serving import bench, chat
 from learnvllm.serving.bench_stats import percentile
 from learnvllm.serving.chat_view import ChatView, split_blocks
@@ -86,7 +88,7 @@ def test_help_says_the_default_of_every_number(command: str, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for flag in cli._SAMPLING_FLAGS if command != "serve" else ("shutdown_timeout", "port"):
+    for flag in engine_commands._SAMPLING_FLAGS if command != "serve" else ("shutdown_timeout", "port"):
         text = shown[shown.index(f"--{flag.replace('_', '-')} ") :]
         assert "(default: " in text[: text.index(" --", 2)], flag
 
@@ -154,7 +156,7 @@ def test_ctrl_c_anywhere_is_130_without_a_traceback(
     def interrupted(args: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.COMMANDS, "version", cli.Command("", cli._no_flags, interrupted))
+    monkeypatch.setattr(tools, "run_version", interrupted)
     assert cli.main(["version"]) == 130
     assert capsys.readouterr().err == ""
 

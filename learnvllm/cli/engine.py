@@ -1,108 +1,19 @@
-"""`learnvllm …`: the command line. Flags are named as vLLM's; a command imports what it needs when it runs.
+"""serve, chat, generate and bench: from their flags to the engine that they run.
 
-So `learnvllm --help` loads next to nothing. Errors of ours are one line on stderr and exit code 2; Ctrl-C is
-130. Upstream namesake: vllm/entrypoints/cli/main.py.
+Nothing is imported before a command asks for it. Upstream namesakes: vllm/entrypoints/cli/{serve,openai}.py,
+vllm/benchmarks.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from learnvllm import __version__
 
 if TYPE_CHECKING:
     from learnvllm.engine_core.arg_utils import EngineArgs
     from learnvllm.engine_core.llm_engine import LLMEngine
 
-USAGE_ERROR, INTERRUPTED = 2, 130
 GENERATE_MAX_TOKENS = 128
-_OPTIONAL_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "rich", "prompt_toolkit", "httpx")
-"""Extras of pyproject.toml that commands need; LLM(...) does without."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """One subcommand: what `--help` says, how it fills its parser, what it does."""
-
-    help: str
-    configure: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-    operands: str = ""
-    """What follows the flags, in the usage line."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return _run(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # `learnvllm … | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def _run(arguments: list[str]) -> int:
-    from learnvllm.architecture.errors import LearnVLLMError
-
-    parser = _make_parser(arguments)
-    args = parser.parse_args(arguments)
-    if args.command is None:
-        parser.print_help()
-        return USAGE_ERROR
-    level = ""
-    try:
-        level = _set_up_logging(args)
-        return COMMANDS[args.command].run(args)
-    except LearnVLLMError as error:
-        if level == "DEBUG":
-            raise
-        print(f"learnvllm {args.command}: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    except ModuleNotFoundError as error:
-        if error.name not in _OPTIONAL_PACKAGES:
-            raise
-        advice = f"the package {error.name} is missing. Install it: python -m pip install {error.name}"
-        print(f"learnvllm {args.command}: {advice}", file=sys.stderr)
-        return USAGE_ERROR
-
-
-def _make_parser(arguments: list[str]) -> argparse.ArgumentParser:
-    """All commands by name, but only the flags of the one that is asked for."""
-    parser = argparse.ArgumentParser(
-        prog="learnvllm", description="How vLLM works, taught by a small vLLM that serves a real model."
-    )
-    parser.add_argument("-v", "--version", action="version", version=f"learnvllm {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    asked = next((a for a in arguments if not a.startswith("-")), None)
-    for name, command in COMMANDS.items():
-        # A usage line with all the engine's flags would hide the error above it.
-        usage = f"learnvllm {name} [flags]{command.operands}"
-        sub = subparsers.add_parser(name, help=command.help, description=command.help, usage=usage)
-        if name == asked:
-            command.configure(sub)
-    return parser
-
-
-def _set_up_logging(args: argparse.Namespace) -> str:
-    """Returns the log level. Raises: ConfigError: there is no such level."""
-    import logging
-
-    from learnvllm.architecture import envs
-
-    if args.command in ("generate", "chat", "bench"):  # quiet unless asked; so is their engine's process
-        os.environ.setdefault("LEARNVLLM_LOG_LEVEL", "WARNING")
-    level: str = envs.get("LEARNVLLM_LOG_LEVEL")
-    logging.basicConfig(level=level, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
-    envs.warn_of_unknown_variables()
-    return level
-
 
 # ------------------------------------------------------------------------------------------ shared flags
 
@@ -188,7 +99,7 @@ def _json_list(text: str) -> list[str]:
     return value
 
 
-def _configure_serve(parser: argparse.ArgumentParser) -> None:
+def configure_serve(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add = group.add_argument
     add("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all (default: %(default)s)")
@@ -236,7 +147,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     _add_engine_flags(parser)
 
 
-def _serve(args: argparse.Namespace) -> int:
+def run_serve(args: argparse.Namespace) -> int:
     from functools import partial
 
     from learnvllm import assembly
@@ -265,7 +176,7 @@ def _serve(args: argparse.Namespace) -> int:
 # --------------------------------------------------------------------------------------- generate, chat
 
 
-def _configure_generate(parser: argparse.ArgumentParser) -> None:
+def configure_generate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="Texts to continue. None: one prompt from stdin.")
     add("--file", metavar="FILE", help="Read prompts from a file, one a line.")
@@ -278,7 +189,7 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
     _add_engine_flags(parser, positional_model=False)
 
 
-def _generate(args: argparse.Namespace) -> int:
+def run_generate(args: argparse.Namespace) -> int:
     from learnvllm.serving import generate
 
     values = _sampling_values(args)
@@ -293,7 +204,7 @@ def _generate(args: argparse.Namespace) -> int:
         engine.shutdown()
 
 
-def _configure_chat(parser: argparse.ArgumentParser) -> None:
+def configure_chat(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", help="Talk to a running server, e.g. http://127.0.0.1:8000, instead of starting an engine.")
     add("--api-key", metavar="KEY", help="For --url (default: LEARNVLLM_API_KEY).")
@@ -305,7 +216,7 @@ def _configure_chat(parser: argparse.ArgumentParser) -> None:
     _add_engine_flags(parser)
 
 
-def _chat(args: argparse.Namespace) -> int:
+def run_chat(args: argparse.Namespace) -> int:
     from learnvllm.architecture import envs
     from learnvllm.serving import chat
 
@@ -327,7 +238,7 @@ def _chat(args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------- bench
 
 
-def _configure_bench(parser: argparse.ArgumentParser) -> None:
+def configure_bench(parser: argparse.ArgumentParser) -> None:
     from learnvllm.serving import bench
 
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
@@ -338,7 +249,7 @@ def _configure_bench(parser: argparse.ArgumentParser) -> None:
             _add_engine_flags(sub)
 
 
-def _bench(args: argparse.Namespace) -> int:
+def run_bench(args: argparse.Namespace) -> int:
     from learnvllm.serving import bench
 
     bench.check_flags(args)
@@ -349,68 +260,3 @@ def _bench(args: argparse.Namespace) -> int:
         return (bench.run_throughput if args.kind == "throughput" else bench.run_latency)(engine, args)
     finally:
         engine.shutdown()
-
-
-# ----------------------------------------------------------------------------------- models, env, version
-
-
-def _configure_models(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    for name, help in (
-        ("list", "Models that are here. This is the default."),
-        ("pull", "Fetch a model."),
-        ("path", "Where it is."),
-    ):
-        usage = f"learnvllm models {name}" + ("" if name == "list" else " [NAME]")
-        sub = actions.add_parser(name, help=help, description=help, usage=usage)
-        if name != "list":
-            sub.add_argument("name", nargs="?", metavar="NAME", help="Model; left out: the embedded one.")
-
-
-def _models(args: argparse.Namespace) -> int:
-    from learnvllm.serving import models_command
-
-    return {
-        "list": lambda: models_command.list_models(),
-        "pull": lambda: models_command.pull(args.name),
-        "path": lambda: models_command.show_path(args.name),
-    }[args.action or "list"]()
-
-
-def _configure_env(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="For programs.")
-
-
-def _env(args: argparse.Namespace) -> int:
-    from learnvllm.serving.env_command import show_environment
-
-    return show_environment(as_json=args.json)
-
-
-def _version(args: argparse.Namespace) -> int:
-    print(f"learnvllm {__version__}")
-    return 0
-
-
-def _no_flags(parser: argparse.ArgumentParser) -> None:
-    pass
-
-
-COMMANDS = {
-    "serve": Command("Serve a model: the OpenAI API over HTTP.", _configure_serve, _serve, " [MODEL]"),
-    "chat": Command("Chat with a model in the terminal.", _configure_chat, _chat, " [MODEL]"),
-    "generate": Command("Continue prompts.", _configure_generate, _generate, " [PROMPT ...]"),
-    "bench": Command(
-        "Measure throughput, latency, or a running server.",
-        _configure_bench,
-        _bench,
-        " {throughput,latency,serve}",
-    ),
-    "models": Command("List, fetch and find models.", _configure_models, _models, " [{list,pull,path}]"),
-    "env": Command("Versions, machine and environment variables.", _configure_env, _env),
-    "version": Command("Print the version.", _no_flags, _version),
-}
-
-
-if __name__ == "__main__":
-    sys.exit(main())
