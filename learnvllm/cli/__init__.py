@@ -1,0 +1,140 @@
+"""`learnvllm …`: the command line. Flags are named as vLLM's; a command imports what it needs when it runs.
+
+So `learnvllm --help` loads next to nothing. Errors of ours are one line on stderr and exit code 2; Ctrl-C is
+130. Upstream namesake: vllm/entrypoints/cli/main.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from learnvllm import __version__
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+_OPTIONAL_PACKAGES = {
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "rich", "prompt_toolkit", "httpx"), "serve"),
+    **dict.fromkeys(("yaml", "libcst", "textual", "jupytext", "nbformat", "pytest", "hypothesis"), "study"),
+}
+"""Packages that only some commands need, and the extra of pyproject.toml that brings them."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand. Its home, imported when it runs, has `configure_NAME(parser)` and `run_NAME(args)`."""
+
+    help: str
+    home: str
+    operands: str = ""
+    """What follows the flags, in the usage line."""
+
+
+_ENGINE, _TOOLS = "learnvllm.cli.engine", "learnvllm.cli.tools"
+GROUPS: dict[str, dict[str, Command]] = {
+    "Run the engine": {
+        "serve": Command("Serve a model: the OpenAI API over HTTP.", _ENGINE, " [MODEL]"),
+        "chat": Command("Chat with a model in the terminal.", _ENGINE, " [MODEL]"),
+        "generate": Command("Continue prompts.", _ENGINE, " [PROMPT ...]"),
+        "bench": Command(
+            "Measure throughput, latency, or a running server.", _ENGINE, " {throughput,latency,serve}"
+        ),
+    },
+    "This machine": {
+        "models": Command("List, fetch and find models.", _TOOLS, " [{list,pull,path}]"),
+        "env": Command("Versions, machine and environment variables.", _TOOLS),
+        "version": Command("Print the version.", _TOOLS),
+    },
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `learnvllm … | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    from learnvllm.architecture.errors import LearnVLLMError
+
+    parser = _make_parser(arguments)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return USAGE_ERROR
+    level = ""
+    try:
+        level = _set_up_logging(args)
+        return _function("run", args.command)(args)
+    except LearnVLLMError as error:
+        if level == "DEBUG":
+            raise
+        print(f"learnvllm {args.command}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except ModuleNotFoundError as error:
+        extra = _OPTIONAL_PACKAGES.get(error.name or "")
+        if extra is None:
+            raise
+        # Of the companion's packages more than one will be missing: all, in the versions that were tested.
+        what = '-c constraints.txt -e ".[study]"' if extra == "study" else error.name
+        advice = f"the package {error.name} is missing. Install it: python -m pip install {what}"
+        print(f"learnvllm {args.command}: {advice}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _function(verb: str, command: str) -> Callable[..., int]:
+    function: Callable[..., int] = getattr(import_module(COMMANDS[command].home), f"{verb}_{command}")
+    return function
+
+
+def _make_parser(arguments: list[str]) -> argparse.ArgumentParser:
+    """All commands by name, but only the flags of the one that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="learnvllm",
+        usage="learnvllm [-h] [-v] COMMAND ...",
+        description="How vLLM works, taught by a small vLLM that serves a real model.",
+        epilog=_list_of_commands(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-v", "--version", action="version", version=f"learnvllm {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    asked = next((a for a in arguments if not a.startswith("-")), None)
+    for name, command in COMMANDS.items():
+        # A usage line with all the engine's flags would hide the error above it.
+        usage = f"learnvllm {name} [flags]{command.operands}"
+        sub = subparsers.add_parser(name, description=command.help, usage=usage)
+        if name == asked:
+            _function("configure", name)(sub)
+    return parser
+
+
+def _list_of_commands() -> str:
+    """In groups, which argparse's own list has not."""
+    lines = []
+    for title, commands in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<12} {command.help}" for name, command in commands.items()), ""]
+    return "\n".join([*lines, "learnvllm COMMAND --help says more."])
+
+
+def _set_up_logging(args: argparse.Namespace) -> str:
+    """Returns the log level. Raises: ConfigError: there is no such level."""
+    import logging
+
+    from learnvllm.architecture import envs
+
+    if args.command in ("generate", "chat", "bench"):  # quiet unless asked; so is their engine's process
+        os.environ.setdefault("LEARNVLLM_LOG_LEVEL", "WARNING")
+    level: str = envs.get("LEARNVLLM_LOG_LEVEL")
+    logging.basicConfig(level=level, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
+    envs.warn_of_unknown_variables()
+    return level
