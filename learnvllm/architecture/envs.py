@@ -135,6 +135,13 @@ REGISTRY: dict[str, EnvVar] = {
             Path,
             "Write one StepEvent per engine step to this file as a Chrome/Perfetto trace.",
         ),
+        EnvVar("LEARNVLLM_EXERCISES", None, Path, "The exercises/ folder (default: the checkout's)."),
+        EnvVar(
+            "LEARNVLLM_SUBJECT",
+            None,
+            Path,
+            "Python file that an exercise's grader judges (default: the exercise.py beside it).",
+        ),
     )
 }
 

@@ -1,0 +1,1 @@
+"""What graders share: `from support.dayNN import ...`. A learner needs nothing of it."""

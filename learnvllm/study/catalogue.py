@@ -1,0 +1,98 @@
+"""The eleven days and the exercises of each, listed once.
+
+Navigation, progress, journal, command line and tests all read this; nothing else repeats it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from learnvllm.architecture import envs
+from learnvllm.study.exercise import Exercise, StudyError, read_exercise
+
+
+@dataclass(frozen=True)
+class Day:
+    """One topic."""
+
+    number: int
+    topic: str
+    """Its package in learnvllm/, and its folder in docs/topics/."""
+    title: str
+
+    @property
+    def folder(self) -> str:
+        """Its folder in exercises/ and notebooks/."""
+        return f"day{self.number:02d}_{self.topic}"
+
+
+DAYS: tuple[Day, ...] = (
+    Day(1, "architecture", "Architecture"),
+    Day(2, "engine_core", "Engine core"),
+    Day(3, "scheduling", "Scheduling"),
+    Day(4, "kv_cache", "KV cache"),
+    Day(5, "executor_worker", "Executor and worker"),
+    Day(6, "model_layers", "Model layers"),
+    Day(7, "quantization", "Quantization"),
+    Day(8, "speculative_decoding", "Speculative decoding"),
+    Day(9, "multimodal", "Multimodal"),
+    Day(10, "distributed", "Distributed"),
+    Day(11, "serving", "Serving"),
+)
+
+
+def find_day(number: int) -> Day:
+    """Raises StudyError when there is no such day."""
+    for day in DAYS:
+        if day.number == number:
+            return day
+    raise StudyError(f"There is no day {number}: the days are 1 to {DAYS[-1].number}.")
+
+
+def exercises_root() -> Path:
+    """LEARNVLLM_EXERCISES, or exercises/ of the checkout. Raises StudyError when neither is a folder."""
+    chosen: Path | None = envs.get("LEARNVLLM_EXERCISES")
+    root = chosen or Path(__file__).resolve().parents[2] / "exercises"
+    if not root.is_dir():
+        told = (
+            f"LEARNVLLM_EXERCISES names no folder: {root}."
+            if chosen
+            else f"There is no folder {root}; the exercises come with a checkout of learnvllm."
+        )
+        raise StudyError(f"{told} Set LEARNVLLM_EXERCISES to your exercises/ folder.")
+    return root.resolve()
+
+
+def load_exercises() -> list[Exercise]:
+    """All of them, by day, then `order`, then name. Raises StudyError for an exercise.toml that is wrong."""
+    root = exercises_root()
+    found = []
+    for day in DAYS:
+        for path in sorted((root / day.folder).glob("*/exercise.toml")):
+            found.append(read_exercise(path.parent, day.number, day.topic))
+    return sorted(found, key=lambda exercise: (exercise.day, exercise.order, exercise.name))
+
+
+def find_exercise(name: str) -> Exercise:
+    """By its id or any unambiguous end of it; a path to its folder or file will do, too.
+
+    Raises:
+        StudyError: no exercise goes by that name, or several do.
+    """
+    exercises = load_exercises()
+    path = Path(name).resolve() if "/" in name or "\\" in name else None
+    for exercise in exercises:
+        if exercise.id == name or (path and (path == exercise.folder or path.parent == exercise.folder)):
+            return exercise
+    ending = [e for e in exercises if e.name == name]
+    ending = ending or [e for e in exercises if name and e.id.endswith(name)]
+    if len(ending) == 1:
+        return ending[0]
+    if ending:
+        raise StudyError(f"{name!r} could be {', '.join(e.id for e in ending)}: say more of it.")
+    names = {word: e.id for e in exercises for word in (e.id, e.name)}
+    close = dict.fromkeys(names[word] for word in difflib.get_close_matches(name, names, n=3))
+    told = f"Did you mean {' or '.join(close)}?" if close else "`learnvllm progress` lists all."
+    raise StudyError(f"There is no exercise {name!r}. {told}")

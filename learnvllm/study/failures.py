@@ -1,0 +1,74 @@
+"""What went wrong in a test, for the person who wrote the code under test.
+
+Not the traceback of pytest, hypothesis and the grader: the message, the smallest example that shows it, and
+the line of the learner's own file.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+KEPT_MESSAGE = 4000
+NOT_WRITTEN = "TODO: "
+"""How the message of a starter's NotImplementedError begins."""
+
+
+@dataclass(frozen=True)
+class TestFailure:
+    """`kind`: failed, not_written or exited."""
+
+    __test__ = False  # no test for pytest to collect
+
+    kind: str
+    message: str
+
+
+def explain(error: BaseException, subject: Path) -> TestFailure:
+    """Say what an exception in a test means for the file `subject`."""
+    errors = list(_leaves(error))
+    for leaf in errors:
+        if isinstance(leaf, NotImplementedError) and str(leaf).startswith(NOT_WRITTEN):
+            return TestFailure("not_written", f"not written yet: {str(leaf).removeprefix(NOT_WRITTEN)}")
+    for leaf in errors:
+        if isinstance(leaf, SystemExit):
+            code = "" if leaf.code is None else repr(leaf.code)
+            return TestFailure("exited", f"sys.exit({code}) was called{_where(leaf, subject)}")
+    return TestFailure("failed", _cut("\n".join(_told(leaf, subject) for leaf in errors)))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions within an exception group, or the one given; then what each came from."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+        return
+    yield error
+
+
+def _told(error: BaseException, subject: Path) -> str:
+    name = type(error).__name__
+    text = str(error).strip()
+    if isinstance(error, AssertionError):
+        said = text or "an assertion of the grader does not hold"
+    elif name == "Failed":  # pytest.fail and pytest.raises
+        said = text
+    else:
+        said = f"{name}: {text}" if text else name
+    notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("You can reproduce")]
+    return "\n".join([said + _where(error, subject), *(note.strip() for note in notes if note.strip())])
+
+
+def _where(error: BaseException, subject: Path) -> str:
+    """The deepest line of the learner's file that was running."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == subject]
+    return f" (line {frames[-1].lineno} of {subject.name}, in {frames[-1].name})" if frames else ""
+
+
+def _cut(text: str) -> str:
+    if len(text) <= KEPT_MESSAGE:
+        return text
+    half = KEPT_MESSAGE // 2
+    return f"{text[:half]}\n… {len(text) - KEPT_MESSAGE:,} characters left out …\n{text[-half:]}"

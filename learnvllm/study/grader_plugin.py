@@ -1,0 +1,161 @@
+"""A pytest plugin for graders: failures in a learner's words, and a record of the run, event by event.
+
+The record is written while the run goes on, so that whoever waits for it knows which test was running when
+the process hung, was ended or ended itself. exercises/conftest.py brings the plugin; grading.py asks for the
+record with --grader-events.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learnvllm.study.failures import explain
+
+KEPT_OUTPUT = 4000
+"""Characters of what a test prints that are kept, at either end."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--grader-events", metavar="FILE", default=None, help="Write JSON lines there.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--grader-events", default=None)
+    if path:
+        config.pluginmanager.register(_Recorder(Path(path)), "learnvllm-grader-recorder")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What is not written yet takes one line, not a traceback; sys.exit in a test is named."""
+    report = yield
+    if call.excinfo is not None and report.failed:
+        failure = explain(call.excinfo.value, _subject_path(item))
+        report.user_properties.append(("learnvllm", failure.__dict__))
+        if failure.kind != "failed":
+            report.longrepr = failure.message
+    return report
+
+
+def points_of(item: pytest.Item) -> float:
+    """What a test is worth: its @pytest.mark.points."""
+    marker = item.get_closest_marker("points")
+    return marker.args[0] if marker is not None and marker.args else 0
+
+
+def _subject_path(item: pytest.Item) -> Path:
+    subject = getattr(getattr(item, "module", None), "subject", None)
+    return Path(getattr(subject, "__file__", None) or item.path.with_name("exercise.py"))
+
+
+class _Recorder:
+    """Writes the events and keeps what tests print, within bounds."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._pid = os.getpid()
+        self._screen = (sys.stdout, sys.stderr)
+        self._printed = _Bounded()
+
+    def _write(self, event: str, **fields: Any) -> None:
+        if os.getpid() == self._pid:  # not in a process that a learner's code forked
+            self._file.write(json.dumps({"event": event, **fields}) + "\n")
+            self._file.flush()
+
+    def pytest_sessionstart(self) -> None:
+        sys.stdout = sys.stderr = self._printed  # type: ignore[assignment]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            failure = report.longrepr
+            message = getattr(failure, "reprcrash", None)
+            self._write("collect_error", message=message.message if message else str(failure))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._write(
+            "collected",
+            output=self._printed.take(),
+            tests=[
+                {"name": item.name, "test": _test_name(item), "points": points_of(item)}
+                for item in session.items
+            ],
+        )
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write("start", name=nodeid.split("::", 1)[-1])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            failure: Any = dict(report.user_properties).get("learnvllm") or {}
+            self._write(
+                "report",
+                name=report.nodeid.split("::", 1)[-1],
+                outcome=report.outcome,
+                seconds=round(report.duration, 3),
+                output=self._printed.take(),
+                **failure,
+            )
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._write("internal_error", message=str(excrepr)[-KEPT_OUTPUT:])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._write("finished", exit=int(exitstatus))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Threads that a learner's code left running shall not keep the grader from ending."""
+        sys.stdout, sys.stderr = self._screen
+        if os.getpid() == self._pid:
+            self._file.close()
+            sys.stdout.flush()
+            os._exit(0)
+
+
+def _test_name(item: pytest.Item) -> str:
+    """A test function's name, the same for all of its parameters."""
+    return item.nodeid.split("::", 1)[-1].partition("[")[0]
+
+
+class _Bounded:
+    """A text file that keeps only the first and last characters written to it."""
+
+    encoding, errors = "utf-8", "replace"
+
+    def __init__(self) -> None:
+        self._head, self._tail, self._written = "", "", 0
+
+    def write(self, text: str) -> int:
+        self._written += len(text)
+        room = KEPT_OUTPUT - len(self._head)
+        self._head += text[:room]
+        if len(text) > room:
+            self._tail = (self._tail + text[max(room, len(text) - KEPT_OUTPUT) :])[-KEPT_OUTPUT:]
+        return len(text)
+
+    def take(self) -> str:
+        """What was kept, and begin anew."""
+        left_out = self._written - len(self._head) - len(self._tail)
+        gap = f"\n… {left_out:,} characters left out …\n" if left_out > 0 else ""
+        text = self._head + gap + self._tail
+        self._head, self._tail, self._written = "", "", 0
+        return text
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise OSError("a test's output has no file descriptor")

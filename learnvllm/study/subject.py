@@ -1,0 +1,60 @@
+"""The module under grading: the learner's exercise.py, or whichever file LEARNVLLM_SUBJECT names.
+
+A grader begins with `subject = load_subject(__file__)`; so one grader judges the learner's file, the
+reference and every mutant, and each runs under the same module name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from learnvllm.architecture import envs
+
+
+class SubjectError(Exception):
+    """The file under grading cannot be imported. The message says why and where, in a learner's words."""
+
+
+def load_subject(test_file: str) -> ModuleType:
+    """Import the file that the grader `test_file` is to judge.
+
+    Raises:
+        SubjectError: it is not there, or importing it fails, or it leaves the process.
+    """
+    folder = Path(test_file).resolve().parent
+    path: Path = envs.get("LEARNVLLM_SUBJECT") or folder / "exercise.py"
+    name = f"learnvllm_exercises.{folder.parent.name}.{folder.name}"
+    if not path.is_file():
+        raise SubjectError(f"{path} is not there. `learnvllm reset {folder.name}` brings the starter back.")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # SystemExit would end the run without a word about why
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise SubjectError(f"{path.name} cannot be imported: {describe(error, path)}") from None
+    return module
+
+
+def describe(error: BaseException, path: Path) -> str:
+    """What an exception says, with the line of `path` where it came from."""
+    if isinstance(error, SyntaxError):
+        text = f": {error.text.strip()}" if error.text else ""
+        return f"line {error.lineno}: {error.msg}{text}"
+    if isinstance(error, SystemExit):
+        said = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
+    else:
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path
+    ]
+    return f"{said} (line {lines[-1]})" if lines else said
