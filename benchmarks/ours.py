@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--multiprocessing", action="store_true", help="engine core in its own process")
     parser.add_argument("--async-scheduling", choices=["on", "off"], help="default: the platform's choice")
     parser.add_argument("--max-num-batched-tokens", type=int, help="token budget of a step")
+    parser.add_argument("--prefill-tokens-per-decode", type=int, help="default: the platform's choice")
     args = parser.parse_args()
     os.environ["LEARNVLLM_NUM_THREADS"] = str(args.threads)
     os.environ["LEARNVLLM_ENABLE_MULTIPROCESSING"] = "1" if args.multiprocessing else "0"
@@ -36,6 +37,8 @@ def main() -> None:
         flags["async_scheduling"] = args.async_scheduling == "on"
     if args.max_num_batched_tokens:
         flags["max_num_batched_tokens"] = args.max_num_batched_tokens
+    if args.prefill_tokens_per_decode is not None:
+        flags["prefill_tokens_per_decode"] = args.prefill_tokens_per_decode
     llm = LLM(
         model=None if args.model == "embedded" else args.model,
         dtype=args.dtype,

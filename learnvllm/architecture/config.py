@@ -128,7 +128,10 @@ class SchedulerConfig:
     """What one step may do, and who goes first."""
 
     max_num_batched_tokens: int = 512
-    """Token budget of a step. A long prompt holds up those who decode for as long as its chunk takes."""
+    """Token budget of a step, prompts and decodes together."""
+    prefill_tokens_per_decode: int | None = None
+    """Beside n decodes a step computes at most n times this of prompts (16 it may always), so that a long
+    prompt slows those who decode by a bounded factor. 0: no such limit; None: the platform decides."""
     max_num_seqs: int = 64
     """Requests that may run at once."""
     policy: Policy = "fcfs"
@@ -150,6 +153,13 @@ class SchedulerConfig:
             "long_prefill_token_threshold",
             self.long_prefill_token_threshold,
             "must be 0 (off) or above",
+        )
+        per_decode = self.prefill_tokens_per_decode
+        _check(
+            per_decode is None or per_decode >= 0,
+            "prefill_tokens_per_decode",
+            per_decode,
+            "must be 0 (no limit) or above; leave it out for what suits the platform",
         )
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             value = getattr(self, name)

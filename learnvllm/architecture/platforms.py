@@ -37,6 +37,8 @@ class Platform(ABC):
     capabilities: frozenset[Capability]
     async_scheduling_default: bool
     """Whether scheduling a step ahead pays here when the user does not say."""
+    prefill_tokens_per_decode_default: int
+    """What SchedulerConfig.prefill_tokens_per_decode is when the user does not say."""
 
     def __init__(self, device_ids: tuple[int, ...] | None = None) -> None:
         count = self.device_count()
@@ -98,6 +100,8 @@ class CpuPlatform(Platform):
     # Compute already uses every core: a host thread beside it takes a core from it instead of hiding behind
     # it.
     async_scheduling_default = False
+    # Two prompt tokens a decode about double the time of a step (benchmarks/results/latency.txt).
+    prefill_tokens_per_decode_default = 2
 
     def device(self, local_rank: int = 0) -> torch.device:
         """Every rank shares the one CPU."""
@@ -144,6 +148,7 @@ class CudaPlatform(Platform):
     device_type = "cuda"
     capabilities: frozenset[Capability] = frozenset({"memory_statistics"})
     async_scheduling_default = True
+    prefill_tokens_per_decode_default = 0  # hundreds of prompt tokens cost little more than none
 
     @classmethod
     def device_count(cls) -> int:
@@ -183,6 +188,14 @@ def uses_async_scheduling(config: EngineConfig) -> bool:
     if asked is not None:
         return asked
     return current_platform(config.device_config.device).async_scheduling_default
+
+
+def prefill_tokens_per_decode(config: EngineConfig) -> int:
+    """What the user said, or else what keeps decodes going on this platform. 0: no limit."""
+    asked = config.scheduler_config.prefill_tokens_per_decode
+    if asked is not None:
+        return asked
+    return current_platform(config.device_config.device).prefill_tokens_per_decode_default
 
 
 def _cgroup_memory_limit() -> int | None:

@@ -118,6 +118,11 @@ class Request:
         return len(self.all_token_ids) - self.num_prompt_tokens
 
     @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens known, or promised by a step in flight, that no step has computed. A decode has one."""
+        return len(self.all_token_ids) + self.num_output_placeholders - self.num_computed_tokens
+
+    @property
     def is_finished(self) -> bool:
         return self.status.is_finished
 

@@ -75,6 +75,10 @@ class EngineArgs:
     max_num_batched_tokens: int = _flag(
         SchedulerConfig.max_num_batched_tokens, "Tokens computed in one step, prompts and decodes together."
     )
+    prefill_tokens_per_decode: int | None = _flag(
+        None,
+        "Beside n decodes a step computes up to n times this of prompts. 0: no limit. Left out: 2 on a CPU.",
+    )
     max_num_seqs: int = _flag(SchedulerConfig.max_num_seqs, "Requests that may run at once.")
     scheduling_policy: Policy = _flag(
         SchedulerConfig.policy, "fcfs: in order of arrival. priority: a request's priority first."

@@ -1,7 +1,8 @@
 """The scheduler: one rule, no phases. Every request lets its computed tokens catch up with its known tokens.
 
-Each step has a token budget. Those who run are served first, then the next in the queue are admitted while
-tokens, places and KV blocks last. When blocks run out, the last in line loses its own and recomputes later.
+Each step has a token budget, of which prompts get a share in proportion to those who decode. Those who run
+are served first, then the next in the queue are admitted while tokens, places and KV blocks last. When blocks
+run out, the last in line loses its own and recomputes later.
 Upstream namesake: vllm/v1/core/sched/scheduler.py (Scheduler).
 """
 
@@ -18,6 +19,7 @@ from learnvllm.architecture.messages import (
     EngineCoreOutputs,
     SchedulerStats,
 )
+from learnvllm.architecture.platforms import prefill_tokens_per_decode
 from learnvllm.architecture.request import BlockHasher, Request, RequestStatus
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.architecture.tracing import StepTracer
@@ -34,6 +36,9 @@ from learnvllm.scheduling.step_plan import StepPlan
 from learnvllm.scheduling.step_recorder import StepRecorder
 from learnvllm.scheduling.utils import check_stop
 
+MIN_PREFILL_CHUNK = 16
+"""Prompt tokens that a step may compute however few decode: a block's worth, or few would wait for long."""
+
 
 class Scheduler(SchedulerInterface):
     """Decides every step of one engine. Not thread-safe: the engine core's loop owns it.
@@ -49,6 +54,7 @@ class Scheduler(SchedulerInterface):
     ) -> None:
         self.config = config
         self.scheduler_config = config.scheduler_config
+        self.prefill_tokens_per_decode = prefill_tokens_per_decode(config)
         self.log_stats = config.observability_config.log_stats
         cache = config.cache_config
         step_tokens = max_step_tokens(config)
@@ -129,7 +135,7 @@ class Scheduler(SchedulerInterface):
 
     def schedule(self) -> SchedulerOutput:
         started = time.monotonic() if self._recorder else 0.0
-        plan = StepPlan(self.scheduler_config.max_num_batched_tokens)
+        plan = StepPlan(self.scheduler_config.max_num_batched_tokens, self._get_prefill_budget())
         self._schedule_running(plan)
         if not plan.preempted:  # who has just taken blocks from somebody does not hand them on
             self._schedule_waiting(plan)
@@ -144,12 +150,22 @@ class Scheduler(SchedulerInterface):
         self._update_after_schedule(plan)
         return output
 
+    def _get_prefill_budget(self) -> int:
+        """What prompts may take of this step: all of it, unless somebody decodes and would be held up."""
+        budget = self.scheduler_config.max_num_batched_tokens
+        if not self.prefill_tokens_per_decode:
+            return budget
+        num_decodes = sum(request.num_uncomputed_tokens == 1 for request in self.running)
+        if not num_decodes:
+            return budget
+        return max(num_decodes * self.prefill_tokens_per_decode, MIN_PREFILL_CHUNK)
+
     def _schedule_running(self, plan: StepPlan) -> None:
         """Serve those who run, in order. Only who is further back gives way: a plan is never undone."""
         index = 0
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
-            num_new_tokens = self._get_num_new_tokens(request, 0, plan.token_budget)
+            num_new_tokens = self._get_num_new_tokens(request, 0, plan)
             if num_new_tokens > 0:
                 new_blocks = self._allocate_or_preempt(request, num_new_tokens, plan)
                 if new_blocks is None:
@@ -192,7 +208,7 @@ class Scheduler(SchedulerInterface):
             return False  # preempted with a token in flight: computing it twice would put it in twice
         manager = self.kv_cache_manager
         hits, num_hit_tokens = manager.get_computed_blocks(request)
-        num_new_tokens = self._get_num_new_tokens(request, num_hit_tokens, plan.token_budget)
+        num_new_tokens = self._get_num_new_tokens(request, num_hit_tokens, plan)
         if num_new_tokens == 0:
             return False
         new_blocks = manager.allocate_slots(
@@ -225,20 +241,17 @@ class Scheduler(SchedulerInterface):
             self.running.append(request)
         self._record_event(request, EngineCoreEventType.SCHEDULED)
 
-    def _get_num_new_tokens(self, request: Request, num_hit_tokens: int, token_budget: int) -> int:
+    def _get_num_new_tokens(self, request: Request, num_hit_tokens: int, plan: StepPlan) -> int:
         """What is known and not computed, as far as the budget goes. 0: not in this step."""
-        num_new_tokens = (
-            request.num_tokens
-            + request.num_output_placeholders
-            - request.num_computed_tokens
-            - num_hit_tokens
-        )
+        num_new_tokens = request.num_uncomputed_tokens - num_hit_tokens
         config = self.scheduler_config
         if not config.enable_chunked_prefill:
-            return num_new_tokens if num_new_tokens <= token_budget else 0
+            return num_new_tokens if num_new_tokens <= plan.token_budget else 0
+        if num_new_tokens > 1:
+            num_new_tokens = min(num_new_tokens, plan.prefill_budget)
         if config.long_prefill_token_threshold:
             num_new_tokens = min(num_new_tokens, config.long_prefill_token_threshold)
-        return min(num_new_tokens, token_budget)
+        return min(num_new_tokens, plan.token_budget)
 
     def _get_num_reserved_blocks(self, request: Request, plan: StepPlan) -> int:
         """Free blocks that admitting `request` must leave.

@@ -18,13 +18,16 @@ class StepPlan:
         "new_reqs",
         "num_scheduled_tokens",
         "preempted",
+        "prefill_budget",
         "promised_blocks",
         "requests",
         "token_budget",
     )
 
-    def __init__(self, token_budget: int) -> None:
+    def __init__(self, token_budget: int, prefill_budget: int) -> None:
         self.token_budget = token_budget
+        self.prefill_budget = prefill_budget
+        """What prompts may take of it. Who decodes, with one token left to compute, is served beside it."""
         self.requests: list[Request] = []
         """The batch, in order."""
         self.num_scheduled_tokens: dict[str, int] = {}
@@ -72,3 +75,5 @@ class StepPlan:
         self.requests.append(request)
         self.num_scheduled_tokens[request.request_id] = num_tokens
         self.token_budget -= num_tokens
+        if request.num_uncomputed_tokens > 1:
+            self.prefill_budget -= num_tokens

@@ -39,6 +39,7 @@ def model(**more: Any) -> ModelConfig:
         (SchedulerConfig, "max_num_seqs", 1.5),
         (SchedulerConfig, "policy", "lottery"),
         (SchedulerConfig, "long_prefill_token_threshold", -1),
+        (SchedulerConfig, "prefill_tokens_per_decode", -1),
         (SchedulerConfig, "max_num_queued_reqs", 0),
         (ParallelConfig, "tensor_parallel_size", 2),
         (ParallelConfig, "distributed_executor_backend", "ray"),

@@ -61,6 +61,59 @@ class TestTokenBudget:
         loop.run()
         assert_oracle(loop, prompts, 5)
 
+    def test_prompts_get_a_share_in_proportion_to_those_who_decode(self) -> None:
+        config = make_config(max_num_batched_tokens=200, max_model_len=400, prefill_tokens_per_decode=10)
+        loop = SchedulerLoop(config)
+        for name in "abc":
+            loop.add(name, prompt_of(4, ord(name)), max_tokens=30)
+        loop.step()
+        loop.add("d", prompt_of(90, 1), max_tokens=2)
+        loop.add("e", prompt_of(50, 2), max_tokens=2)
+        steps = [loop.schedule().num_scheduled_tokens]
+        loop.update()
+        while len(steps) < 5:
+            steps.append(loop.schedule().num_scheduled_tokens)
+            loop.update()
+        decodes = {"a": 1, "b": 1, "c": 1}
+        assert steps[:3] == [{**decodes, "d": 30}] * 3
+        assert steps[3] == {**decodes, "d": 1, "e": 40}  # d decodes now, so four let ten each by
+        loop.run()
+        assert_oracle(loop, {"d": prompt_of(90, 1), "e": prompt_of(50, 2)}, 2)
+
+    def test_a_prompt_alone_takes_the_whole_budget_and_few_decodes_let_a_chunk_by(self) -> None:
+        config = make_config(max_num_batched_tokens=64, max_model_len=400, prefill_tokens_per_decode=1)
+        loop = SchedulerLoop(config)
+        loop.add("a", prompt_of(100), max_tokens=9)
+        assert scheduled(loop) == {"a": 64}
+        loop.update()
+        assert scheduled(loop) == {"a": 36}
+        loop.update()
+        loop.add("b", prompt_of(100, 1), max_tokens=1)
+        assert scheduled(loop) == {"a": 1, "b": 16}
+
+    def test_without_chunks_the_share_does_not_cut_a_prompt(self) -> None:
+        config = make_config(
+            max_num_batched_tokens=64,
+            max_model_len=64,
+            enable_chunked_prefill=False,
+            prefill_tokens_per_decode=1,
+        )
+        loop = SchedulerLoop(config)
+        loop.add("a", prompt_of(4))
+        loop.step()
+        loop.add("b", prompt_of(40, 1))
+        assert scheduled(loop) == {"a": 1, "b": 40}
+
+    def test_the_last_token_of_a_prompt_counts_as_a_decode_but_a_chunk_of_one_does_not(self) -> None:
+        """A share of 17 is 16 for the first prompt's end and 1 for the next, not 1 for each that waits."""
+        config = make_config(max_num_batched_tokens=64, max_model_len=64, prefill_tokens_per_decode=17)
+        loop = SchedulerLoop(config)
+        loop.add("a", prompt_of(4), max_tokens=9)
+        loop.step()
+        for i, name in enumerate("bcd"):
+            loop.add(name, prompt_of(16, i + 1), max_tokens=1)
+        assert scheduled(loop) == {"a": 1, "b": 16, "c": 1}
+
     def test_at_most_max_num_seqs_run(self) -> None:
         loop = SchedulerLoop(make_config(max_num_seqs=2))
         for name in "abc":
@@ -73,15 +126,17 @@ class TestTokenBudget:
         budget=st.integers(1, 50),
         block_size=st.sampled_from([1, 3, 8, 16]),
         threshold=st.sampled_from([0, 2, 7]),
+        per_decode=st.sampled_from([0, 1, 9]),
     )
     def test_output_does_not_depend_on_how_prompts_are_cut(
-        self, lengths: list[int], budget: int, block_size: int, threshold: int
+        self, lengths: list[int], budget: int, block_size: int, threshold: int, per_decode: int
     ) -> None:
         config = make_config(
             num_blocks=300,
             block_size=block_size,
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=threshold,
+            prefill_tokens_per_decode=per_decode,
         )
         loop = SchedulerLoop(config)
         prompts = {f"r{i}": prompt_of(length, i) for i, length in enumerate(lengths)}

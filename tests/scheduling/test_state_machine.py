@@ -38,6 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         async_scheduling=st.booleans(),
         execute_late=st.booleans(),
         threshold=st.sampled_from([0, 0, 4]),
+        per_decode=st.sampled_from([0, 1, 20]),
         watermark=st.sampled_from([0.0, 0.1]),
         chunked=st.sampled_from([True, True, True, False]),
     )
@@ -53,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         async_scheduling: bool,
         execute_late: bool,
         threshold: int,
+        per_decode: int,
         watermark: float,
         chunked: bool,
     ) -> None:
@@ -66,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=watermark,
             policy=policy,
             long_prefill_token_threshold=threshold,
+            prefill_tokens_per_decode=per_decode,
             enable_chunked_prefill=chunked,
         )
         self.loop = SchedulerLoop(
