@@ -137,6 +137,12 @@ REGISTRY: dict[str, EnvVar] = {
         ),
         EnvVar("LEARNVLLM_EXERCISES", None, Path, "The exercises/ folder (default: the checkout's)."),
         EnvVar(
+            "LEARNVLLM_STUDY_HOME",
+            None,
+            Path,
+            "Progress, backups and journal (default: .learnvllm/ and journal/ in the checkout).",
+        ),
+        EnvVar(
             "LEARNVLLM_SUBJECT",
             None,
             Path,

@@ -1,0 +1,114 @@
+"""The learner's files: where they lie, and how to change them so that nothing is ever lost.
+
+A file is written whole or not at all, read-modify-write happens under a lock, and before a learner's file is
+replaced a dated copy goes to `.learnvllm/backups/`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from learnvllm.architecture import envs
+from learnvllm.study.exercise import StudyError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout."""
+
+
+def study_home() -> Path:
+    """Where progress and backups lie: LEARNVLLM_STUDY_HOME, or .learnvllm/ in the checkout."""
+    chosen: Path | None = envs.get("LEARNVLLM_STUDY_HOME")
+    return chosen or ROOT / ".learnvllm"
+
+
+def journal_home() -> Path:
+    """Where the journal lies: journal/ in the checkout, or in LEARNVLLM_STUDY_HOME where that is set."""
+    chosen: Path | None = envs.get("LEARNVLLM_STUDY_HOME")
+    return (chosen or ROOT) / "journal"
+
+
+def shown(path: Path) -> str:
+    """A path as a person wants to read it: relative to where they are, or to the checkout, if it is below."""
+    for base in (Path.cwd(), ROOT):
+        with suppress(ValueError):
+            return str(path.resolve().relative_to(base.resolve()))
+    return str(path)
+
+
+def now() -> datetime:
+    """To the second: states are read by people."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def read_text(path: Path) -> str:
+    """Raises StudyError when the file cannot be read or is not UTF-8; FileNotFoundError is left as it is."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise StudyError(f"{shown(path)}, line {line}: not UTF-8 text. Save it as UTF-8.") from None
+    except OSError as error:
+        raise StudyError(f"{shown(path)} cannot be read: {error.strerror}.") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file's whole content in one step; whoever reads meanwhile sees the old or the new."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with open(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+            os.chmod(name, mode)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise StudyError(f"{shown(path)} cannot be written: {error.strerror}.") from None
+
+
+def back_up(path: Path, label: str) -> Path:
+    """Copy a file to `.learnvllm/backups/<label>/`, under the time of day; returns the copy."""
+    folder = study_home() / "backups" / label
+    stamp = now().strftime("%Y-%m-%dT%H-%M-%S")
+    copy = folder / f"{stamp}{path.suffix}"
+    number = 1
+    while copy.exists():  # twice in one second: both are kept
+        number += 1
+        copy = folder / f"{stamp}-{number}{path.suffix}"
+    write_text(copy, read_text(path))
+    return copy
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time between reading and writing `path`. The lock dies with its process."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.with_name(path.name + ".lock").open("a")
+    except OSError as error:
+        raise StudyError(f"{shown(path)} cannot be written: {error.strerror}.") from None
+    with file:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file unlocks it

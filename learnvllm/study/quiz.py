@@ -1,0 +1,191 @@
+"""A day's quiz: `quizzes/dayNN.yml`, checked when it is read, asked in the terminal and shown on the page.
+
+Every wrong choice has an explanation, and a number's answer is an expression over the engine that a test
+evaluates. An answer is judged here, so that terminal and page cannot disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from learnvllm.study import files
+from learnvllm.study.catalogue import find_day
+from learnvllm.study.exercise import StudyError
+
+TYPES = ("choice", "multiple", "number")
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One choice. A wrong one says why it is wrong."""
+
+    text: str
+    correct: bool = False
+    explain: str = ""
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One question."""
+
+    id: str
+    question: str
+    type: str
+    """`choice`: one is right; `multiple`: any number are; `number`."""
+    choices: tuple[Choice, ...] = ()
+    read: str = ""
+    """The page, and section, that answers it."""
+    explain: str = ""
+    """How to get a number's answer."""
+    unit: str = ""
+    imports: tuple[str, ...] = ()
+    expression: str = ""
+    """Python over the engine, after `imports`: a test proves that `answer` is its value."""
+    answer: float | None = None
+    tolerance: float = 0.0
+    compute: str = ""
+
+    @property
+    def right_choices(self) -> frozenset[int]:
+        """Numbers of the right choices, from 1."""
+        return frozenset(n for n, choice in enumerate(self.choices, 1) if choice.correct)
+
+
+class Quiz(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One day's questions."""
+
+    day: int
+    title: str
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judged answer, and what the learner should read about it."""
+
+    right: bool
+    remarks: tuple[str, ...]
+
+
+def quiz_path(day: int) -> Path:
+    """Where a day's quiz is."""
+    return files.ROOT / "quizzes" / f"day{day:02d}.yml"
+
+
+def load_quiz(day: int) -> Quiz:
+    """Raises StudyError: there is none for that day, or it is wrong: where, and what."""
+    path = quiz_path(find_day(day).number)
+    try:
+        text = files.read_text(path)
+    except FileNotFoundError:
+        raise StudyError(f"Day {day} has no quiz yet.") from None
+    return parse_quiz(text, files.shown(path), day)
+
+
+def parse_quiz(text: str, name: str, day: int) -> Quiz:
+    """Raises StudyError that names the line, or the question and its field."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        raise StudyError(f"{name}, line {line}: {getattr(error, 'problem', None) or 'no YAML'}.") from None
+    try:
+        quiz = msgspec.convert(document, Quiz)
+    except msgspec.ValidationError as error:
+        raise StudyError(f"{name}: {_with_question_id(str(error), document)}.") from None
+    mistake = _first_mistake(quiz, day)
+    if mistake:
+        raise StudyError(f"{name}: {mistake}.")
+    return quiz
+
+
+def _with_question_id(said: str, document: Any) -> str:
+    """`$.questions[3].x` with the question's id beside it: authors do not count."""
+    found = re.search(r"\$\.questions\[(\d+)\]", said)
+    if not found:
+        return said
+    question = document["questions"][int(found[1])]
+    return f"{said} (question {question.get('id', '?')})" if isinstance(question, dict) else said
+
+
+def _first_mistake(quiz: Quiz, day: int) -> str | None:
+    """What a type cannot say. None when all is well."""
+    ids = [question.id for question in quiz.questions]
+    if quiz.day != day:
+        return f"day: {quiz.day} should be {day}, as in the file's name"
+    if not ids:
+        return "it has no questions"
+    for question in quiz.questions:
+        mistake = _mistake_in(question) or (ids.count(question.id) > 1 and "another has the same id")
+        if mistake:
+            return f"question {question.id}: {mistake}"
+    return None
+
+
+def _mistake_in(question: Question) -> str | None:
+    right, number = len(question.right_choices), question.type == "number"
+    unexplained = next((c.text for c in question.choices if not c.correct and not c.explain.strip()), None)
+    checks = (
+        (question.type in TYPES, f"type: {question.type!r} is none of {', '.join(TYPES)}"),
+        (bool(question.question.strip()), "it asks nothing"),
+        (number or len(question.choices) >= 2, "it needs two choices or more"),
+        (question.type != "choice" or right == 1, f"{right} of its choices are correct; type choice has one"),
+        (question.type != "multiple" or right >= 1, "none of its choices is correct"),
+        (unexplained is None, f"the wrong choice {unexplained!r} has no explain"),
+        (not (number and question.choices), "a number has no choices"),
+        (not number or question.answer is not None, "a number needs its answer"),
+        (not number or bool(question.expression), "a number needs the expression that gives its answer"),
+        (not number or bool(question.explain), "a number needs an explain: how to get it"),
+        (question.tolerance >= 0, f"tolerance: {question.tolerance} is below 0"),
+    )
+    return next((message for holds, message in checks if not holds), None)
+
+
+# ------------------------------------------------------------------------------------------------- answering
+
+
+def read_given(question: Question, given: str) -> frozenset[int] | float:
+    """What the learner typed, as a value.
+
+    Raises:
+        StudyError: it is no answer to this question (no number; no such choice).
+    """
+    text = given.strip()
+    if question.type == "number":
+        try:
+            return float(text.replace("_", "").removesuffix(question.unit).replace(",", ""))
+        except ValueError:
+            raise StudyError(f"{text!r} is no number. Type one, like 57.") from None
+    parts = [part for part in re.split(r"[\s,]+", text) if part]
+    count = len(question.choices)
+    if not parts or not all(part.isascii() and part.isdigit() and 1 <= int(part) <= count for part in parts):
+        raise StudyError(f"{text!r} is no answer. Type a number from 1 to {count}.")
+    chosen = frozenset(int(part) for part in parts)
+    if question.type == "choice" and len(chosen) > 1:
+        raise StudyError("One of them is right. Type one number.")
+    return chosen
+
+
+def judge(question: Question, value: frozenset[int] | float) -> Verdict:
+    """Is it right, and what is there to say about it."""
+    if isinstance(value, frozenset):
+        right = value == question.right_choices
+        remarks = [question.choices[n - 1].explain for n in sorted(value)]
+        missed = sorted(question.right_choices - value)
+        if not right:
+            choices = [question.choices[n - 1] for n in missed]
+            remarks += [f"Right: {choice.text} {choice.explain}" for choice in choices]
+    else:
+        assert question.answer is not None
+        right = abs(value - question.answer) <= question.tolerance
+        remarks = [] if right else [f"It is {question.answer:g}{question.unit and ' ' + question.unit}."]
+        remarks.append(question.explain)
+    if not right and question.read:
+        remarks.append(f"Read: docs/{question.read}")
+    return Verdict(right, tuple(remark.strip() for remark in remarks if remark.strip()))
