@@ -36,6 +36,22 @@ class ScheduledTokens(msgspec.Struct, omit_defaults=True):
     """Tokens this step produced for it."""
 
 
+class EngineState(msgspec.Struct, omit_defaults=True):
+    """Who stands where at one moment, and every block of the pool. For small pools: it costs O(blocks)."""
+
+    running: list[str] = []
+    waiting: list[str] = []
+    """Next to be admitted first."""
+    ref_counts: list[int] = []
+    """By block id."""
+    names: list[str] = []
+    """By block id: the first digits of the content's hash; empty where the content cannot be found."""
+    free_queue: list[int] = []
+    """Next to be handed out first."""
+    tables: dict[str, list[list[int]]] = {}
+    """Request id -> its block table, per cache group."""
+
+
 class StepEvent(msgspec.Struct, omit_defaults=True):
     """One step of the engine. Times are time.monotonic() seconds."""
 
@@ -54,6 +70,10 @@ class StepEvent(msgspec.Struct, omit_defaults=True):
     phases: dict[str, float] = {}
     """Phase name (schedule, execute, forward, update) -> seconds. execute lasts from the end of schedule to
     the beginning of update: under async scheduling it includes waiting for the step before."""
+    planned: EngineState | None = None
+    """When the step had been scheduled. Only for a tracer that wants states."""
+    taken_in: EngineState | None = None
+    """When its output had been taken in; under async scheduling the next step was planned before that."""
 
 
 class StepTracer(Protocol):
@@ -63,10 +83,15 @@ class StepTracer(Protocol):
 
 
 class RecordingTracer:
-    """Keeps the last `limit` events in memory; what notebooks and tests use."""
+    """Keeps the last `limit` events in memory; what notebooks and tests use.
 
-    def __init__(self, limit: int = 100_000) -> None:
+    Args:
+        states: each event also tells the whole state before and after (`planned`, `taken_in`).
+    """
+
+    def __init__(self, limit: int = 100_000, *, states: bool = False) -> None:
         self.events: deque[StepEvent] = deque(maxlen=limit)
+        self.states = states
 
     def record(self, event: StepEvent) -> None:
         self.events.append(event)

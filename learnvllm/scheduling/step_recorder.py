@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
-from learnvllm.architecture.tracing import ScheduledTokens, StepEvent, StepTracer
+from learnvllm.architecture.tracing import (
+    EngineState,
+    RecordingTracer,
+    ScheduledTokens,
+    StepEvent,
+    StepTracer,
+)
 from learnvllm.kv_cache.block_pool import BlockPool, BlockPoolLog
 
 if TYPE_CHECKING:
     from learnvllm.scheduling.scheduler import Scheduler
+
+NAME_DIGITS = 8
+"""Of a content's hash, in states: enough to tell apart what a picture can show."""
 
 
 class StepRecorder:
@@ -29,6 +38,8 @@ class StepRecorder:
         """Requests that ended since the last event."""
         self._preempted: list[str] = []
         self._open: dict[int, StepEvent] = {}
+        self._wants_states = isinstance(tracer, RecordingTracer) and tracer.states
+        self._scheduler: Scheduler | None = None
 
     def scheduled(
         self, output: SchedulerOutput, batch: list[Request], started: float, scheduler: Scheduler
@@ -50,6 +61,9 @@ class StepRecorder:
             phases={"schedule": time.monotonic() - started},
         )
         self._preempted = []
+        if self._wants_states:
+            self._scheduler = scheduler
+            self._open[output.step_id].planned = describe_state(scheduler)
 
     def executed(self, step_id: int, output: ModelRunnerOutput, started: float) -> None:
         """Call at the end of the update that began at `started`."""
@@ -66,6 +80,8 @@ class StepRecorder:
         event.phases["execute"] = started - event.start - event.phases["schedule"]
         event.phases["forward"] = output.forward_seconds
         event.phases["update"] = time.monotonic() - started
+        if self._scheduler is not None:
+            event.taken_in = describe_state(self._scheduler)
         self.tracer.record(event)
 
     def _describe(self, output: SchedulerOutput, batch: list[Request]) -> list[ScheduledTokens]:
@@ -87,3 +103,18 @@ class StepRecorder:
             )
             for request in batch
         ]
+
+
+def describe_state(scheduler: Scheduler) -> EngineState:
+    """Queues, tables and every block of the pool, as they are now."""
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    tables = {r: [list(ids) for ids in manager.get_block_ids(r)] for r in scheduler.requests}
+    return EngineState(
+        running=[request.request_id for request in scheduler.running],
+        waiting=[request.request_id for request in scheduler.waiting],
+        ref_counts=[block.ref_count for block in pool.blocks],
+        names=["" if b.block_hash is None else b.block_hash.hex()[:NAME_DIGITS] for b in pool.blocks],
+        free_queue=[block.block_id for block in pool.free_block_queue],
+        tables={req_id: groups for req_id, groups in tables.items() if any(groups)},
+    )

@@ -218,3 +218,39 @@ class TestStepEvents:
     def test_without_a_tracer_the_pool_keeps_no_log(self) -> None:
         loop = SchedulerLoop(make_config())
         assert loop.scheduler.kv_cache_manager.block_pool.log is None
+
+    @pytest.mark.parametrize("async_scheduling", [False, True])
+    def test_a_tracer_that_wants_states_gets_queues_and_the_whole_pool(self, async_scheduling: bool) -> None:
+        tracer = RecordingTracer(states=True)
+        config = make_config(num_blocks=8, block_size=4, max_num_batched_tokens=16)
+        loop = SchedulerLoop(config, async_scheduling=async_scheduling, tracer=tracer)
+        for i in range(4):
+            loop.add(f"r{i}", prompt_of(8, i % 2), max_tokens=10)
+        loop.run()
+        waited = shared = named = 0
+        for event in tracer.events:
+            assert event.planned is not None
+            assert event.taken_in is not None
+            assert len(event.planned.running) == event.num_running
+            assert len(event.planned.waiting) == event.num_waiting
+            assert len(event.planned.free_queue) == event.free_blocks
+            assert {s.req_id for s in event.scheduled} <= set(event.planned.tables)
+            for state in (event.planned, event.taken_in):
+                held = [b for groups in state.tables.values() for ids in groups for b in ids]
+                assert [held.count(b) for b in range(8)] == state.ref_counts
+                assert sorted({*held, *state.free_queue}) == list(range(1, 8))
+                waited += len(state.waiting)
+                shared += max(state.ref_counts) > 1
+                named += any(state.names)
+            assert not set(event.finished) & set(event.taken_in.tables)
+        assert waited > 0
+        assert shared > 0
+        assert named > 0
+        assert tracer.events[-1].taken_in.ref_counts == [0] * 8
+
+    def test_states_are_left_out_unless_asked_for(self) -> None:
+        tracer = RecordingTracer()
+        loop = SchedulerLoop(make_config(), tracer=tracer)
+        loop.add("a", prompt_of(6))
+        loop.run()
+        assert all(event.planned is event.taken_in is None for event in tracer.events)
