@@ -24,6 +24,7 @@ _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Policy = Literal["fcfs", "priority"]
+PrefixCacheEviction = Literal["lru", "segmented"]
 ExecutorBackend = Literal["uni", "mp"]
 
 T = TypeVar("T")
@@ -104,6 +105,9 @@ class CacheConfig:
     """Use exactly this many bytes for the KV cache."""
     prefix_caching_hash_seed: str | None = None
     """None: block hashes start from a constant, so separate processes agree. A string isolates caches."""
+    prefix_cache_eviction: PrefixCacheEviction = "lru"
+    """Whose content goes first. lru: what was unused for longest. segmented: first what was never asked for
+    again."""
     watermark: float = 0.01
     """Share of blocks that must stay free when a waiting request is admitted."""
 

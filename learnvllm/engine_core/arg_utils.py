@@ -23,6 +23,7 @@ from learnvllm.architecture.config import (
     ModelConfig,
     ParallelConfig,
     Policy,
+    PrefixCacheEviction,
     SchedulerConfig,
 )
 from learnvllm.architecture.errors import ConfigError
@@ -67,6 +68,10 @@ class EngineArgs:
     )
     prefix_caching_hash_seed: str | None = _flag(
         None, "Isolates this engine's block hashes. Left out: processes agree on them."
+    )
+    prefix_cache_eviction: PrefixCacheEviction = _flag(
+        CacheConfig.prefix_cache_eviction,
+        "lru: content unused for longest goes first. segmented: before it, what was never asked for again.",
     )
     watermark: float = _flag(
         CacheConfig.watermark, "Share of blocks that must stay free when a waiting request is admitted."

@@ -7,8 +7,9 @@ kv_cache_utils.py (KVCacheBlock, FreeKVCacheBlockQueue).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from learnvllm.kv_cache.hashing import BlockHash
 
@@ -26,6 +27,8 @@ class KVCacheBlock:
     """Set while the block can be found by its content."""
     group_id: int = 0
     """The cache group whose content the hash names. Meaningless without a hash."""
+    reused: bool = False
+    """A prefix hit has found its content since it was handed out. For eviction orders other than LRU."""
     is_null: bool = False
     prev_free: KVCacheBlock | None = field(default=None, repr=False)
     next_free: KVCacheBlock | None = field(default=None, repr=False)
@@ -91,6 +94,22 @@ class FreeKVCacheBlockQueue:
         self.num_free_blocks += 1
 
 
+class FreeQueue(Protocol):
+    """The order in which free blocks are handed out. `eviction.py` has another one."""
+
+    @property
+    def num_free_blocks(self) -> int: ...
+    def append(self, block: KVCacheBlock) -> None: ...
+    def appendleft(self, block: KVCacheBlock) -> None: ...
+    def popleft(self) -> KVCacheBlock: ...
+    def remove(self, block: KVCacheBlock) -> None: ...
+    def __iter__(self) -> Iterator[KVCacheBlock]: ...
+    def __contains__(self, block: KVCacheBlock) -> bool: ...
+
+
+FreeQueueFactory = Callable[[Iterable[KVCacheBlock]], FreeQueue]
+
+
 @dataclass(slots=True)
 class BlockPoolLog:
     """What a tracer wants to know. Only written while someone has attached one to the pool."""
@@ -109,9 +128,16 @@ class BlockPool:
         enable_caching: remember contents by hash.
         num_groups: cache groups that share the pool. The same tokens have different KV in each, so each has a
             map.
+        free_queue: makes the queue of free blocks, and so decides whose content is evicted first.
     """
 
-    def __init__(self, num_blocks: int, enable_caching: bool, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        enable_caching: bool,
+        num_groups: int = 1,
+        free_queue: FreeQueueFactory = FreeKVCacheBlockQueue,
+    ) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, block 0 is the null block")
         self.num_blocks = num_blocks
@@ -119,7 +145,7 @@ class BlockPool:
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self.null_block.is_null = True
-        self.free_block_queue = FreeKVCacheBlockQueue(self.blocks[1:])
+        self.free_block_queue = free_queue(self.blocks[1:])
         self.cached_blocks: list[dict[BlockHash, KVCacheBlock]] = [{} for _ in range(num_groups)]
         self.log: BlockPoolLog | None = None
 
@@ -155,16 +181,18 @@ class BlockPool:
             if block.block_hash is not None:
                 self._evict(block)
             block.ref_count = 1
+            block.reused = False
         return new
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """One more holder for each block. A block that was free leaves the queue: nobody may evict it now."""
+        """A prefix hit: one more holder for each block. A free one leaves the queue, safe from eviction."""
         for block in blocks:
             if block.is_null:
                 continue
             if block.ref_count == 0:
                 self.free_block_queue.remove(block)
             block.ref_count += 1
+            block.reused = True
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """One holder less for each block; whoever has none left becomes free, in the order given.
@@ -210,8 +238,9 @@ class BlockPool:
         """Forget every cached content. False, and nothing happens, while any block is in use."""
         if self.free_block_queue.num_free_blocks != self.num_usable_blocks:
             return False
-        for block in self.blocks:
-            block.block_hash = None
+        for block in [self.free_block_queue.popleft() for _ in range(self.num_usable_blocks)]:
+            block.block_hash, block.reused = None, False
+            self.free_block_queue.append(block)
         for names in self.cached_blocks:
             names.clear()
         return True

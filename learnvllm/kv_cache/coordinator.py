@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from learnvllm.architecture.config import PrefixCacheEviction
 from learnvllm.architecture.request import Request
 from learnvllm.kv_cache.block_pool import BlockPool, KVCacheBlock
+from learnvllm.kv_cache.eviction import free_queue_factory
 from learnvllm.kv_cache.hashing import BlockHash
 from learnvllm.kv_cache.interface import KVCacheConfig
 from learnvllm.kv_cache.single_type_manager import FullAttentionManager, make_manager
@@ -27,7 +29,13 @@ class KVCacheCoordinator:
             them.
     """
 
-    def __init__(self, kv_cache_config: KVCacheConfig, enable_caching: bool, max_step_tokens: int) -> None:
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        enable_caching: bool,
+        max_step_tokens: int,
+        eviction: PrefixCacheEviction = "lru",
+    ) -> None:
         self.block_size = kv_cache_config.block_size
         specs = [group.spec for group in kv_cache_config.groups]
         if not specs or any(spec.block_size != self.block_size for spec in specs):
@@ -35,7 +43,9 @@ class KVCacheCoordinator:
                 f"all cache groups need the block size {self.block_size}, "
                 f"they have {[spec.block_size for spec in specs]}"
             )
-        self.block_pool = BlockPool(kv_cache_config.num_blocks, enable_caching, len(specs))
+        self.block_pool = BlockPool(
+            kv_cache_config.num_blocks, enable_caching, len(specs), free_queue_factory(eviction)
+        )
         self.managers = tuple(
             make_manager(spec, self.block_pool, group_id, max_step_tokens)
             for group_id, spec in enumerate(specs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from learnvllm.architecture.config import PrefixCacheEviction
 from learnvllm.architecture.request import Request
 from learnvllm.kv_cache.block_pool import BlockPool
 from learnvllm.kv_cache.coordinator import GroupBlocks, KVCacheCoordinator
@@ -40,6 +41,7 @@ class KVCacheManager:
         enable_caching: share blocks by content and keep content of freed ones until they are needed.
         watermark: share of the blocks that admission leaves free, so that those who run can grow.
         max_step_tokens: most tokens one request gets in a step; None: no limit.
+        eviction: whose content goes first when a block is needed.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class KVCacheManager:
         enable_caching: bool = True,
         watermark: float = 0.0,
         max_step_tokens: int | None = None,
+        eviction: PrefixCacheEviction = "lru",
     ) -> None:
         self.kv_cache_config = kv_cache_config
         self.enable_caching = enable_caching
@@ -56,7 +59,7 @@ class KVCacheManager:
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
         if max_step_tokens is None:
             max_step_tokens = kv_cache_config.num_blocks * self.block_size
-        self.coordinator = KVCacheCoordinator(kv_cache_config, enable_caching, max_step_tokens)
+        self.coordinator = KVCacheCoordinator(kv_cache_config, enable_caching, max_step_tokens, eviction)
         self.block_pool: BlockPool = self.coordinator.block_pool
         self.num_groups = len(kv_cache_config.groups)
         self.empty_blocks = KVCacheBlocks(self.coordinator.empty)

@@ -63,6 +63,7 @@ class Scheduler(SchedulerInterface):
             enable_caching=cache.enable_prefix_caching,
             watermark=cache.watermark,
             max_step_tokens=step_tokens,
+            eviction=cache.prefix_cache_eviction,
         )
         self._block_hasher = (
             make_block_hasher(kv_cache_config.block_size, cache.prefix_caching_hash_seed)
