@@ -46,11 +46,9 @@ def run(args: argparse.Namespace) -> int:
         raise StudyError("There are no exercises here.")
     if args.dev_action == "generate":
         return generate(exercises, only_check=args.check)
-    from learnvllm.study import dev_check
+    from learnvllm.study.dev_check import command
 
-    return dev_check.command(
-        exercises, as_json=args.json, fresh=args.fresh, jobs=args.jobs, markdown=args.markdown
-    )
+    return command(exercises, as_json=args.json, fresh=args.fresh, jobs=args.jobs, markdown=args.markdown)
 
 
 def generate(exercises: Sequence[Exercise], only_check: bool = False) -> int:

@@ -7,6 +7,8 @@ record with --grader-events.
 
 from __future__ import annotations
 
+import faulthandler
+import io
 import json
 import os
 import sys
@@ -24,12 +26,15 @@ KEPT_OUTPUT = 4000
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--grader-events", metavar="FILE", default=None, help="Write JSON lines there.")
+    parser.addoption("--grader-stack-after", metavar="S", type=float, default=0, help="Then write the stack.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--grader-events", default=None)
     if path:
-        config.pluginmanager.register(_Recorder(Path(path)), "learnvllm-grader-recorder")
+        config.pluginmanager.register(
+            _Recorder(Path(path), config.getoption("--grader-stack-after")), "learnvllm-grader-recorder"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,11 +65,14 @@ def _subject_path(item: pytest.Item) -> Path:
 class _Recorder:
     """Writes the events and keeps what tests print, within bounds."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, time_limit: float) -> None:
         self._file = path.open("a", encoding="utf-8")
         self._pid = os.getpid()
         self._screen = (sys.stdout, sys.stderr)
         self._printed = _Bounded()
+        if time_limit:  # then say where the code under grading was: it may be ended soon after
+            self._stack = path.with_suffix(".stack").open("w", encoding="utf-8")
+            faulthandler.dump_traceback_later(time_limit, file=self._stack)
 
     def _write(self, event: str, **fields: Any) -> None:
         if os.getpid() == self._pid:  # not in a process that a learner's code forked
@@ -72,7 +80,7 @@ class _Recorder:
             self._file.flush()
 
     def pytest_sessionstart(self) -> None:
-        sys.stdout = sys.stderr = self._printed  # type: ignore[assignment]
+        sys.stdout = sys.stderr = self._printed
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -92,6 +100,9 @@ class _Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write("start", name=nodeid.split("::", 1)[-1])
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._write("ended", name=nodeid.split("::", 1)[-1])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -127,13 +138,15 @@ def _test_name(item: pytest.Item) -> str:
     return item.nodeid.split("::", 1)[-1].partition("[")[0]
 
 
-class _Bounded:
+class _Bounded(io.TextIOBase):
     """A text file that keeps only the first and last characters written to it."""
 
-    encoding, errors = "utf-8", "replace"
-
     def __init__(self) -> None:
+        super().__init__()
         self._head, self._tail, self._written = "", "", 0
+
+    def writable(self) -> bool:
+        return True
 
     def write(self, text: str) -> int:
         self._written += len(text)
@@ -150,12 +163,3 @@ class _Bounded:
         text = self._head + gap + self._tail
         self._head, self._tail, self._written = "", "", 0
         return text
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
-
-    def fileno(self) -> int:
-        raise OSError("a test's output has no file descriptor")

@@ -1,0 +1,284 @@
+"""Prove every exercise: its starter fails, the reference passes, and each plausible wrong version is noticed.
+
+The kill matrix says which test notices which mutant. A result stands as long as the exercise and all of our
+modules behind it stay as they are, so a second run is quick.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from learnvllm.study import proof, structure
+from learnvllm.study.catalogue import exercises_root
+from learnvllm.study.exercise import Exercise, StudyError
+from learnvllm.study.grading import GradeReport, grade
+from learnvllm.study.mutants import apply_mutant, load_mutants
+from learnvllm.study.proof import Killed, KnownTest, Proof
+from learnvllm.study.sources import reference_hash
+from learnvllm.study.starters import reference_path, render_solution, render_starter
+
+GRADER_LIMIT_S = 15.0
+"""A grader that takes longer on the reference is too slow for the loop of a learner."""
+RUN_LIMIT_S = 60.0
+STARTER, REFERENCE, MUTANT = "starter", "reference", "mutant "
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What is known of one exercise. No mistakes: it is proved."""
+
+    exercise: str
+    mistakes: tuple[str, ...]
+    starter_points: float
+    """What an untouched file gets."""
+    max_points: float
+    reference_seconds: float
+    proof: Proof | None
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The graders to run for one exercise, by what each grades."""
+
+    exercise: Exercise
+    key: str
+    futures: dict[str, Future[GradeReport]]
+
+
+def check(
+    exercises: Sequence[Exercise],
+    *,
+    jobs: int = 1,
+    fresh: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[CheckReport]:
+    """Prove `exercises` and write the proof.json of each that holds.
+
+    Args:
+        jobs: graders that run at a time.
+        fresh: run all, whatever is known.
+        progress: called with a line after every grader.
+    """
+    reports: list[CheckReport] = []
+    with tempfile.TemporaryDirectory(prefix="learnvllm-check-") as scratch, ThreadPoolExecutor(jobs) as pool:
+        plans: list[CheckReport | _Runs] = []
+        for exercise in exercises:
+            plans.append(_plan(exercise, pool, Path(scratch), fresh))
+        total = sum(len(plan.futures) for plan in plans if isinstance(plan, _Runs))
+        done = 0
+        for plan in plans:
+            if isinstance(plan, _Runs):
+                for name, future in plan.futures.items():
+                    future.result()
+                    done += 1
+                    progress(f"{done} of {total}: {plan.exercise.id}, {name}")
+                plan = _judge(plan)
+            reports.append(plan)
+    return [_with_structure(exercise, report) for exercise, report in zip(exercises, reports)]
+
+
+def _with_structure(exercise: Exercise, report: CheckReport) -> CheckReport:
+    """What the graders said, and what is wrong besides: pages may change while the rest stands."""
+    wrong = dict.fromkeys((*structure.mistakes(exercise), *report.mistakes))
+    return msgspec.structs.replace(report, mistakes=tuple(wrong))
+
+
+def _plan(exercise: Exercise, pool: ThreadPoolExecutor, scratch: Path, fresh: bool) -> CheckReport | _Runs:
+    """What is known of the exercise, or what is to be run to know it."""
+    try:
+        key = _key(exercise)
+        known = None if fresh else _remembered(exercise, key)
+        return known or _Runs(exercise, key, _start(exercise, pool, scratch))
+    except StudyError as error:
+        return CheckReport(exercise.id, (str(error),), 0, exercise.points, 0, None)
+
+
+def _start(exercise: Exercise, pool: ThreadPoolExecutor, scratch: Path) -> dict[str, Future[GradeReport]]:
+    solution = render_solution(exercise)
+    texts = {STARTER: render_starter(exercise), REFERENCE: solution}
+    texts |= {MUTANT + mutant.name: apply_mutant(solution, mutant) for mutant in load_mutants(exercise)}
+    futures = {}
+    for number, (name, text) in enumerate(texts.items()):
+        path = scratch / exercise.id / str(number) / "exercise.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(text, "utf-8")
+        futures[name] = pool.submit(grade, exercise, path, timeout_s=RUN_LIMIT_S)
+    return futures
+
+
+# ------------------------------------------------------------------------------------------- the judgement
+
+
+def _judge(runs: _Runs) -> CheckReport:
+    exercise = runs.exercise
+    reports = {name: future.result() for name, future in runs.futures.items()}
+    reference, starter = reports[REFERENCE], reports[STARTER]
+    mutants = tuple(
+        Killed(mutant.name, mutant.why, _killers(reports[MUTANT + mutant.name]))
+        for mutant in load_mutants(exercise)
+    )
+    wrong = _mistakes_of_reference(reference)
+    if starter.passed:
+        wrong.append("the starter passes: there is nothing to do")
+    wrong += [f"no test notices the mutant {mutant.name!r}" for mutant in mutants if not mutant.killed_by]
+    known = Proof(
+        exercise=exercise.id,
+        content=proof.content(exercise),
+        grader=proof.grader_hash(exercise),
+        tests=tuple(KnownTest(test.name, test.max_points) for test in reference.tests),
+        mutants=mutants,
+    )
+    report = CheckReport(
+        exercise.id, tuple(wrong), starter.points, exercise.points, round(reference.seconds, 1), known
+    )
+    if not wrong:
+        proof.write_proof(exercise, known)
+        _remember(exercise, runs.key, report)
+    return report
+
+
+def _killers(report: GradeReport) -> tuple[str, ...]:
+    """The tests that fail; what keeps the grader from running at all is a kill, too."""
+    names = tuple(test.name for test in report.tests if test.outcome not in ("passed", "not_run"))
+    return names or ((report.problem.partition(":")[0],) if report.problem else ())
+
+
+def _mistakes_of_reference(report: GradeReport) -> list[str]:
+    wrong = []
+    if report.problem:
+        wrong.append(f"the reference: {report.problem}")
+    wrong += [
+        f"the reference fails {test.name}: {test.message}"
+        for test in report.tests
+        if test.outcome != "passed"
+    ]
+    wrong += [f"{test.name} has no points" for test in report.tests if not test.max_points > 0]
+    if report.seconds > GRADER_LIMIT_S:
+        wrong.append(
+            f"the grader takes {report.seconds:.1f} s on the reference, {GRADER_LIMIT_S:g} s at most"
+        )
+    return wrong
+
+
+# --------------------------------------------------------------------------------------------- the memory
+
+
+def _key(exercise: Exercise) -> str:
+    """Of all that a result depends on: the exercise, and every module of ours that it or its grader needs."""
+    files = [exercise.test_path, reference_path(exercise.module), *proof.support_files(exercise)]
+    return hashlib.sha256((proof.content(exercise) + reference_hash(files)).encode()).hexdigest()
+
+
+def _memory(exercise: Exercise) -> Path:
+    return exercises_root().parent / ".learnvllm" / "dev_check" / f"{exercise.id}.json"
+
+
+def _remembered(exercise: Exercise, key: str) -> CheckReport | None:
+    try:
+        told = json.loads(_memory(exercise).read_bytes())
+        report = msgspec.convert(told["report"], CheckReport)
+    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
+        return None
+    if told["key"] != key or report.proof is None:
+        return None
+    proof.write_proof(exercise, report.proof)
+    return msgspec.structs.replace(report, cached=True)
+
+
+def _remember(exercise: Exercise, key: str, report: CheckReport) -> None:
+    path = _memory(exercise)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps({"key": key, "report": msgspec.to_builtins(report)}), "utf-8")
+        new.replace(path)
+    except OSError:
+        pass  # only costs time, the next time
+
+
+# --------------------------------------------------------------------------------------------- the command
+
+
+def command(
+    exercises: Sequence[Exercise], *, as_json: bool, fresh: bool, jobs: int, markdown: str | None
+) -> int:
+    """`learnvllm dev check`: returns 1 when an exercise is not proved."""
+    if jobs < 1:
+        raise StudyError(f"--jobs {jobs}: use 1 or more.")
+    on_screen = sys.stderr.isatty()
+
+    def progress(line: str) -> None:
+        before, end = ("\r\x1b[K", "") if on_screen else ("", "\n")
+        print(f"{before}{line}", end=end, file=sys.stderr, flush=True)
+
+    reports = check(exercises, jobs=jobs, fresh=fresh, progress=progress)
+    if on_screen:
+        print("\r\x1b[K", end="", file=sys.stderr)
+    if as_json:
+        print(json.dumps(to_json(reports), indent=1))
+    else:
+        for report in reports:
+            print(as_text(report))
+        print(summary(reports))
+    if markdown:
+        Path(markdown).write_text(proof.kill_matrix_markdown(exercises), "utf-8")
+    return int(any(report.mistakes for report in reports))
+
+
+def to_json(reports: Sequence[CheckReport]) -> dict[str, Any]:
+    killed, mutants = count_killed(reports)
+    return {
+        "proved": not any(report.mistakes for report in reports),
+        "exercises": [msgspec.to_builtins(report) for report in reports],
+        "mutants": mutants,
+        "killed": killed,
+    }
+
+
+def count_killed(reports: Sequence[CheckReport]) -> tuple[int, int]:
+    """Mutants killed, and mutants in all."""
+    mutants = [mutant for report in reports if report.proof for mutant in report.proof.mutants]
+    return sum(bool(mutant.killed_by) for mutant in mutants), len(mutants)
+
+
+def summary(reports: Sequence[CheckReport]) -> str:
+    killed, mutants = count_killed(reports)
+    wrong = [report.exercise for report in reports if report.mistakes]
+    known = sum(report.cached for report in reports)
+    lines = [
+        f"{len(reports) - len(wrong)} of {len(reports)} exercises proved ({known} known from before), "
+        f"{killed} of {mutants} mutants killed."
+    ]
+    return "\n".join([*lines, *([f"Not proved: {', '.join(wrong)}"] if wrong else [])])
+
+
+def as_text(report: CheckReport) -> str:
+    """The exercise's kill matrix: a row a mutant, a column a test, x where the test fails."""
+    lines = [f"{report.exercise}: {'NOT PROVED' if report.mistakes else 'proved'}"]
+    if report.proof is not None:
+        killed, mutants = count_killed([report])
+        lines[0] += (
+            f", starter {report.starter_points:g} of {report.max_points:g} points, "
+            f"reference in {report.reference_seconds:.1f} s, {killed} of {mutants} mutants killed"
+        )
+        names = [test.name for test in report.proof.tests]
+        lines += [f"  {number:>2}  {name}" for number, name in enumerate(names, 1)]
+        width = max((len(mutant.name) for mutant in report.proof.mutants), default=0)
+        lines.append(" " * (width + 4) + "".join(f"{number:>3}" for number in range(1, len(names) + 1)))
+        for mutant in report.proof.mutants:
+            marks = "".join(f"{'x' if name in mutant.killed_by else '.':>3}" for name in names)
+            others = [name for name in mutant.killed_by if name not in names]
+            lines.append(f"    {mutant.name:<{width}}{marks}{'  ' + others[0] if others else ''}")
+    lines += [f"  ! {mistake}" for mistake in report.mistakes]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,317 @@
+"""Grade one file: run the exercise's pytest in a process of its own and say what came of it.
+
+The code under grading may loop for ever, print without end, eat all memory, leave the process or be no Python
+at all: the report names each of these, and none reaches whoever asked. As JSON it is exercism's results.json.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from learnvllm.study import bounded_process, proof
+from learnvllm.study.bounded_process import Ending
+from learnvllm.study.exercise import Exercise, StudyError, read_bytes
+from learnvllm.study.grader_events import Events, last_line, read_events
+
+EXERCISM = {
+    "passed": "pass",
+    "failed": "fail",
+    "not_written": "fail",
+    "time_limit": "error",
+    "not_run": "error",
+}
+_KEPT_VARIABLES = ("LEARNVLLM_HOME", "LEARNVLLM_NUM_THREADS", "LEARNVLLM_CPU_KERNELS", "LEARNVLLM_EXERCISES")
+
+
+@dataclass(frozen=True)
+class TestReport:
+    """One test function; its parametrizations count as one."""
+
+    __test__ = False  # no test for pytest to collect
+
+    name: str
+    outcome: str
+    """passed, failed, not_written, not_run, time_limit (it was running when the time was up)."""
+    points: float
+    """Points won: all of the test's, or none."""
+    max_points: float
+    message: str = ""
+    """Why it did not pass, in words for a learner."""
+    output: str = ""
+    """What the code printed meanwhile; the middle of a long print is cut out."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class GradeReport:
+    """What became of grading one file."""
+
+    exercise_id: str
+    subject: Path
+    """Whose file was graded."""
+    passed: bool
+    points: float
+    max_points: float
+    tests: tuple[TestReport, ...]
+    problem: str | None
+    """What kept the grader from its work: a syntax error, the time limit, sys.exit, a test that is gone."""
+    seconds: float
+    subject_hash: str
+    notes: tuple[str, ...] = ()
+    """Worth knowing, though nothing is wrong with the result."""
+    output: str = field(default="", repr=False)
+    """The end of what the process itself printed: useful when it ended before its time."""
+
+    @property
+    def not_written(self) -> tuple[str, ...]:
+        """The members that a test met and that are still TODO."""
+        told = (t.message.removeprefix("not written yet: ") for t in self.tests if t.outcome == "not_written")
+        return tuple(dict.fromkeys(told))
+
+    def to_json(self) -> dict[str, Any]:
+        """exercism's results.json (version 3), with what we know besides."""
+        return {
+            "version": 3,
+            "status": "pass" if self.passed else "error" if self.problem else "fail",
+            "message": self.problem,
+            "exercise": self.exercise_id,
+            "subject": str(self.subject),
+            "subject_hash": self.subject_hash,
+            "points": self.points,
+            "max_points": self.max_points,
+            "seconds": round(self.seconds, 2),
+            "notes": list(self.notes),
+            "tests": [
+                {
+                    "name": test.name,
+                    "status": EXERCISM[test.outcome],
+                    "outcome": test.outcome,
+                    "points": test.points,
+                    "max_points": test.max_points,
+                    "message": test.message or None,
+                    "output": test.output or None,
+                    "seconds": test.seconds,
+                }
+                for test in self.tests
+            ],
+        }
+
+
+def grade(
+    exercise: Exercise,
+    subject: Path | None = None,
+    *,
+    timeout_s: float = 60,
+    on_output: Callable[[str], None] | None = None,
+) -> GradeReport:
+    """Grade `subject`, or the learner's exercise.py. Never hangs, never raises for what the file contains.
+
+    Args:
+        timeout_s: seconds until the process and all that it started are ended.
+        on_output: called with a line whenever a test begins, for a progress display.
+
+    Raises:
+        StudyError: the `study` extra is not installed.
+    """
+    for package in ("pytest", "hypothesis"):
+        if importlib.util.find_spec(package) is None:
+            raise StudyError(f'Graders need {package}: pip install "learnvllm[study]", or `make setup`.')
+    path = (subject or exercise.path).resolve()
+    started = time.monotonic()
+    problem = _problem_of_files(exercise, path) or _problem_of_syntax(path)
+    if problem:
+        return _report(exercise, path, started, problem=problem)
+    with tempfile.TemporaryDirectory(prefix="learnvllm-grade-") as scratch:
+        events_path = Path(scratch) / "events.jsonl"
+        ending = bounded_process.run(
+            _command(exercise, events_path, max(timeout_s - 2, timeout_s / 2)),
+            cwd=exercise.folder.parent.parent,
+            env=_environment(path, Path(scratch)),
+            timeout_s=timeout_s,
+            watch=_announcer(events_path, on_output) if on_output else None,
+        )
+        events = read_events(events_path)
+        line = last_line(events_path.with_suffix(".stack"), path)
+    problem = _problem_of_run(exercise, path, ending, events, timeout_s, line)
+    tests = _test_reports(events, ending)
+    return _report(
+        exercise, path, started, tests, problem or _problem_of_points(exercise, tests), ending.output
+    )
+
+
+def _report(
+    exercise: Exercise,
+    path: Path,
+    started: float,
+    tests: tuple[TestReport, ...] = (),
+    problem: str | None = None,
+    output: str = "",
+) -> GradeReport:
+    note = proof.changed_grader(exercise)
+    return GradeReport(
+        exercise_id=exercise.id,
+        subject=path,
+        passed=problem is None and bool(tests) and all(test.outcome == "passed" for test in tests),
+        points=sum(test.points for test in tests),
+        max_points=exercise.points,
+        tests=tests,
+        problem=problem,
+        seconds=time.monotonic() - started,
+        subject_hash=hashlib.sha256(read_bytes(path)).hexdigest(),
+        notes=(note,) if note else (),
+        output=output,
+    )
+
+
+def _command(exercise: Exercise, events: Path, stack_after: float) -> list[str]:
+    """pytest with nothing loaded that the grader does not need; what tests print goes to our plugin."""
+    plugins = ("_hypothesis_pytestplugin", "learnvllm.study.grader_plugin")
+    return [
+        *(sys.executable, "-X", "utf8", "-m", "pytest", str(exercise.test_path)),
+        *("-q", "-s", "--no-header", "--no-summary", "--tb=short", "-p", "no:faulthandler"),
+        *(word for plugin in plugins for word in ("-p", plugin)),
+        *("-c", str(exercise.folder.parent.parent / "pytest.ini")),
+        *("--grader-events", str(events), "--grader-stack-after", str(stack_after)),
+    ]
+
+
+def _environment(subject: Path, scratch: Path) -> dict[str, str]:
+    """The learner's shell has no say in it: no overlay, no other plugins, the same hash seed every time."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LEARNVLLM_", "PYTEST_", "HYPOTHESIS_")) or name in _KEPT_VARIABLES
+    }
+    return env | {
+        "LEARNVLLM_SUBJECT": str(subject),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _announcer(events_path: Path, on_output: Callable[[str], None]) -> Callable[[], None]:
+    """Called again and again while the grader runs: passes on which tests have begun."""
+    told = 0
+
+    def announce() -> None:
+        nonlocal told
+        names = read_events(events_path).started
+        for name in names[told:]:
+            on_output(name)
+        told = len(names)
+
+    return announce
+
+
+# --------------------------------------------------------------------------------------------- problems
+
+
+def _problem_of_files(exercise: Exercise, path: Path) -> str | None:
+    for file in (path, exercise.test_path):
+        if file.is_file():
+            continue
+        others = sorted(other.name for other in exercise.folder.glob("*.py") if other != exercise.test_path)
+        seen = f" (there is {', '.join(others)}: rename it back?)" if others and file == exercise.path else ""
+        way = f"`learnvllm reset {exercise.id}`" if file == exercise.path else f"`git checkout -- {file}`"
+        return f"{file.name} is missing from {exercise.folder}{seen}. {way} brings back the original."
+    return None
+
+
+def _problem_of_syntax(path: Path) -> str | None:
+    try:
+        ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        text = f": {error.text.strip()}" if error.text and error.text.strip() else ""
+        return f"{path.name}, line {error.lineno}: {error.msg}{text}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"{path.name} is no Python source: {error or type(error).__name__}."
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}."
+    return None
+
+
+def _problem_of_run(
+    exercise: Exercise, path: Path, ending: Ending, events: Events, timeout_s: float, line: str | None
+) -> str | None:
+    """What kept the grader from reaching its end. `line`: where the file was when time ran short."""
+    if events.collect_errors:
+        return events.collect_errors[0]
+    if events.collected:
+        meanwhile = f"while {events.running} ran" if events.running else "between two tests"
+    else:
+        meanwhile = f"while {path.name} was imported"
+    if ending.reason == "time":
+        where = f" It was at {line}." if line else ""
+        return (
+            f"Time limit: not done after {timeout_s:g} s, stopped {meanwhile}.{where} A loop that never ends?"
+        )
+    if ending.reason == "memory":
+        return f"Memory limit: above {ending.limit_text}, stopped {meanwhile}. Does a list grow for ever?"
+    if events.exited:
+        name, message = events.exited
+        return f"{message}, while {name} ran. Library code raises an exception; it never leaves the process."
+    if events.finished and not events.running:
+        return None if events.collected else f"{exercise.test_path.name} holds no test any more."
+    if events.internal_errors:
+        return f"The grader broke down {meanwhile}: {events.internal_errors[-1].strip().splitlines()[-1]}"
+    how = f"signal {-ending.code}" if ending.code < 0 else f"exit code {ending.code}"
+    last = ending.output.strip().splitlines()
+    said = f" Its last words: {last[-1][:300]}" if last else ""
+    return f"The process ended ({how}) {meanwhile}: os._exit, an interrupt, or a crash.{said}"
+
+
+def _problem_of_points(exercise: Exercise, tests: tuple[TestReport, ...]) -> str | None:
+    """A grader from which a test was taken could be passed with the work undone."""
+    worth = sum(test.max_points for test in tests)
+    if worth == exercise.points:
+        return None
+    gone = sorted(set(proof.known_tests(exercise)) - {test.name for test in tests})
+    which = f": {', '.join(gone)} missing" if gone else ""
+    return (
+        f"{exercise.test_path.name} has tests worth {worth:g} points, exercise.toml says "
+        f"{exercise.points}{which}. `git checkout -- {exercise.test_path}` brings back the original."
+    )
+
+
+def _test_reports(events: Events, ending: Ending) -> tuple[TestReport, ...]:
+    """One report a test function, in the order of the file."""
+    reports = []
+    for name, worth in events.collected.items():
+        parts = events.results.get(name, [])
+        worst = next((part for part in parts if part.outcome != "passed"), None)
+        if worst is not None:
+            outcome, message = worst.outcome, worst.message
+        elif events.running_test == name and not events.finished:
+            outcome = "time_limit" if ending.reason == "time" else "failed"
+            message = (
+                "it was running when the process was stopped" if ending.reason else "it ended the process"
+            )
+        elif len(parts) < events.cases[name]:
+            outcome, message = "not_run", "not run"
+        else:
+            outcome, message = "passed", ""
+        reports.append(
+            TestReport(
+                name=name,
+                outcome=outcome,
+                points=worth if outcome == "passed" else 0,
+                max_points=worth,
+                message=message,
+                output="".join(part.output for part in parts)[-8000:],
+                seconds=round(sum(part.seconds for part in parts), 3),
+            )
+        )
+    return tuple(reports)

@@ -1,0 +1,142 @@
+"""What `learnvllm dev check` has proved of an exercise, kept beside it in proof.json.
+
+It names the grader's tests and says which of them kills which mutant. The site publishes it, a test holds it
+to the exercise's present content, and a grader that was changed since is noticed by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from learnvllm.study.exercise import Exercise, read_bytes
+
+
+class KnownTest(msgspec.Struct, frozen=True):
+    """A test of the grader, and what it is worth."""
+
+    name: str
+    points: float
+
+
+class Killed(msgspec.Struct, frozen=True):
+    """A mutant, and the tests that notice it."""
+
+    name: str
+    why: str
+    killed_by: tuple[str, ...]
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """One exercise's proof."""
+
+    exercise: str
+    content: str
+    """Hash of what it was proved of: see `content`."""
+    grader: str
+    """Hash of test_exercise.py."""
+    tests: tuple[KnownTest, ...]
+    mutants: tuple[Killed, ...]
+
+
+def content(exercise: Exercise) -> str:
+    """Hash of all that the proof depends on within exercises/, and of the code that is to be written."""
+    from learnvllm.study.starters import render_solution
+
+    root = exercise.folder.parent.parent
+    digest = hashlib.sha256(exercise.content_hash().encode())
+    for path in (root / "conftest.py", root / "pytest.ini", *support_files(exercise)):
+        digest.update(read_bytes(path) + b"\0")
+    digest.update(render_solution(exercise).encode())
+    return digest.hexdigest()
+
+
+def support_files(exercise: Exercise) -> list[Path]:
+    """The files of exercises/support/ that the grader names, and those that these name."""
+    folder = exercise.folder.parent.parent / "support"
+    found: list[Path] = []
+    waiting = [exercise.test_path]
+    while waiting:
+        names = set(re.findall(rb"\bsupport[.](\w+)|\bfrom support import (\w+)", read_bytes(waiting.pop())))
+        for name in sorted(name.decode() for pair in names for name in pair if name):
+            path = folder / f"{name}.py"
+            if path.is_file() and path not in found:
+                found.append(path)
+                waiting.append(path)
+    return sorted(found)
+
+
+def grader_hash(exercise: Exercise) -> str:
+    return hashlib.sha256(read_bytes(exercise.test_path)).hexdigest()
+
+
+def read_proof(exercise: Exercise) -> Proof | None:
+    """None where there is none, or none that can be read: it is made anew then."""
+    try:
+        return msgspec.json.decode((exercise.folder / "proof.json").read_bytes(), type=Proof)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def write_proof(exercise: Exercise, proof: Proof) -> None:
+    text = json.dumps(msgspec.to_builtins(proof), indent=1, ensure_ascii=False)
+    path = exercise.folder / "proof.json"
+    if read_bytes(path) != (text + "\n").encode():
+        path.write_text(text + "\n", "utf-8", newline="\n")
+
+
+def known_tests(exercise: Exercise) -> tuple[str, ...]:
+    """The tests that the grader had when it was proved."""
+    proof = read_proof(exercise)
+    return tuple(test.name for test in proof.tests) if proof else ()
+
+
+def changed_grader(exercise: Exercise) -> str | None:
+    """A sentence when test_exercise.py is not the file that was proved."""
+    proof = read_proof(exercise)
+    if proof is None or proof.grader == grader_hash(exercise):
+        return None
+    return f"{exercise.test_path.name} is not the original: what it says is only as good as your change."
+
+
+def kill_matrix_markdown(exercises: Sequence[Exercise] | None = None) -> str:
+    """Every exercise's mutants and the tests that kill them, from the proofs, as Markdown sections."""
+    from learnvllm.study.catalogue import load_exercises
+
+    sections = []
+    for exercise in load_exercises() if exercises is None else exercises:
+        proof = read_proof(exercise)
+        if proof is not None:
+            sections.append(_section(exercise, proof))
+    return "\n".join(sections)
+
+
+def _section(exercise: Exercise, proof: Proof) -> str:
+    killers = [t.name for t in proof.tests if any(t.name in m.killed_by for m in proof.mutants)]
+    numbers = {name: str(number) for number, name in enumerate(killers, 1)}
+    head = " | ".join(numbers.values())
+    rows = [
+        f"| {_cell(mutant.name)} | {_cell(mutant.why)} | "
+        + " | ".join("✗" if name in mutant.killed_by else "" for name in killers)
+        + " |"
+        for mutant in proof.mutants
+    ]
+    legend = "\n".join(f"{number}. `{name}`" for name, number in numbers.items())
+    dead = sum(bool(mutant.killed_by) for mutant in proof.mutants)
+    return (
+        f"## {exercise.title} {{ #{exercise.id.replace('.', '-')} }}\n\n"
+        f"`{exercise.id}`: {dead} of {len(proof.mutants)} wrong versions are noticed. "
+        "✗: the test of that number fails.\n\n"
+        f"| Wrong version | Why it is wrong | {head} |\n|---|---|{'---|' * len(killers)}\n"
+        + "\n".join(rows)
+        + f"\n\nTests:\n\n{legend}\n"
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
