@@ -1,14 +1,16 @@
-"""Run by mkdocs-gen-files: puts the generated pages into the site's tree. reference.py makes their text."""
-
-import sys
-from pathlib import Path
+"""Run by mkdocs-gen-files: puts the pages of learnvllm.study.site into mkdocs, and its navigation."""
 
 import mkdocs_gen_files
+from mkdocs.exceptions import Abort
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent.parent)]
+from learnvllm.architecture.errors import LearnVLLMError
+from learnvllm.study.site import nav, tree
 
-import reference
-
-for path, markdown in reference.pages().items():
-    with mkdocs_gen_files.open(path, "w") as page:
-        page.write(markdown)
+try:
+    files = tree.site_tree()
+except LearnVLLMError as error:
+    raise Abort(str(error)) from None
+for path, text in files.items():
+    with mkdocs_gen_files.open(path, "w") as file:
+        file.write(text)
+mkdocs_gen_files.config["nav"] = nav.navigation(files)

@@ -1,7 +1,6 @@
 """The mechanism table, made from docs/mechanisms.toml: what we answer for, where, and what proves it.
 
-Plain Markdown with no dependence on a site generator. tests/site/test_mechanisms.py checks the same file
-against the code and the tests.
+tests/site/test_mechanisms.py checks the same file against the code and the tests.
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
-DOCS = Path(__file__).resolve().parent.parent
+from learnvllm.study.site import DOCS
 
 TOPICS = {
     "architecture": "Architecture",

@@ -1,8 +1,4 @@
-"""The reference pages, made from the code: environment variables, configuration, the mechanism table.
-
-Plain Markdown with no dependence on a site generator: `python docs/hooks/reference.py FOLDER` writes the same
-pages to a folder.
-"""
+"""Configuration and environment variables, from the code that declares them."""
 
 from __future__ import annotations
 
@@ -10,22 +6,9 @@ import ast
 import dataclasses
 import html
 import inspect
-import sys
 import typing
-from pathlib import Path
-
-import mechanisms
 
 from learnvllm.architecture import config, envs
-
-
-def pages() -> dict[str, str]:
-    """Path below docs/ -> Markdown."""
-    return {
-        "reference/environment.md": environment(),
-        "reference/configuration.md": configuration(),
-        "reference/mechanisms.md": mechanisms.page(),
-    }
 
 
 def environment() -> str:
@@ -100,8 +83,9 @@ def field_notes(part: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     notes = {}
     for field, note in zip(body.body, body.body[1:]):
-        named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if named and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
             notes[field.target.id] = str(note.value.value)
     return notes
 
@@ -109,10 +93,3 @@ def field_notes(part: type) -> dict[str, str]:
 def cell(text: str) -> str:
     """Text that may stand in a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    for path, markdown in pages().items():
-        target = Path(sys.argv[1]) / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(markdown, "utf-8")

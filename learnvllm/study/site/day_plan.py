@@ -1,0 +1,85 @@
+"""A day's plan as a table: what to read, run, build and answer, in which order, and the minutes it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from learnvllm.study.catalogue import Day, load_exercises
+from learnvllm.study.quiz import load_quiz, quiz_path
+from learnvllm.study.site import pages
+
+Link = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do."""
+
+    verb: str
+    title: str
+    target: str
+    """Page in the site's tree, perhaps with #anchor."""
+    minutes: int
+    command: str = ""
+    """The same in the terminal."""
+
+
+def steps(day: Day) -> list[Step]:
+    """Concepts, notebooks, walkthrough, exercises, vLLM's own code, quiz: those that are there."""
+    there = pages.topic_pages(day)
+
+    def read(name: str) -> list[Step]:
+        page = there.get(name)
+        return [Step("Read", pages.LABELS[name], page.path, page.minutes)] if page else []
+
+    run = [
+        Step("Run", page.title, page.path, page.minutes, f"learnvllm notebook {day.number}")
+        for page in pages.notebook_pages(day)
+    ]
+    return [
+        *read("concepts"),
+        *run,
+        *read("walkthrough"),
+        *_builds(day, there),
+        *read("upstream"),
+        *_quiz(day),
+    ]
+
+
+def _builds(day: Day, there: dict[str, pages.Page]) -> list[Step]:
+    page = there["exercises"].path if "exercises" in there else ""
+    return [
+        Step("Build", e.title, page and f"{page}#{e.name}", e.minutes, f"learnvllm check {e.id}")
+        for e in load_exercises()
+        if e.day == day.number
+    ]
+
+
+def _quiz(day: Day) -> list[Step]:
+    if not quiz_path(day.number).is_file():
+        return []
+    questions = len(load_quiz(day.number).questions)
+    command = f"learnvllm quiz {day.number}"
+    return [Step("Answer", f"Quiz, {questions} questions", f"topics/{day.topic}/quiz.md", questions, command)]
+
+
+def minutes(day: Day) -> int:
+    """Of the whole day."""
+    return sum(step.minutes for step in steps(day))
+
+
+def day_table(day: Day, link: Link) -> str:
+    """The plan as Markdown."""
+    plan = steps(day)
+    rows = "\n".join(
+        f"| {step.verb} | {linked(step, link)} | {step.minutes or ''} "
+        f"| {f'`{step.command}`' if step.command else ''} |"
+        for step in plan
+    )
+    total = f"| | **All** | **{sum(step.minutes for step in plan)}** | `learnvllm day {day.number}` |"
+    return f"| | | Minutes | In the terminal |\n|---|---|---:|---|\n{rows}\n{total}"
+
+
+def linked(step: Step, link: Link) -> str:
+    return f"[{step.title}]({link(step.target)})" if step.target else step.title

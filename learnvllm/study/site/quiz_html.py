@@ -1,0 +1,136 @@
+"""A day's quiz as HTML that works without a script: answers fold out. quiz.js makes it answerable.
+
+Every question is a <fieldset>; `data-correct` marks right choices, and explanations stand in
+`.quiz-explanation`. The quiz's JSON, for scripts, is in the <script class="quiz-data"> at its end.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+
+from markdown import markdown
+
+from learnvllm.study.catalogue import Day
+from learnvllm.study.quiz import Question, load_quiz, quiz_path
+
+Link = Callable[[str], str]
+
+
+def quiz(day: Day, link: Link) -> str:
+    """The whole quiz. Raises StudyError when its YAML is wrong."""
+    if not quiz_path(day.number).is_file():
+        return "This day has no quiz yet."
+    questions = load_quiz(day.number).questions
+    title = html.escape(day.title)
+    parts = [_question(number, question, link) for number, question in enumerate(questions, 1)]
+    return "\n".join(
+        [
+            f'<div class="quiz" data-day="{day.number}" role="group" aria-label="Quiz: {title}">',
+            *parts,
+            f'<script type="application/json" class="quiz-data">{_data(day, questions)}</script>',
+            "</div>",
+        ]
+    )
+
+
+def _question(number: int, question: Question, link: Link) -> str:
+    name = html.escape(question.id)
+    body = _number_input(question) if question.type == "number" else _choices(question)
+    read = _read(question.read, link)
+    return (
+        f'<fieldset class="quiz-question" id="{name}" data-type="{question.type}">\n'
+        f"<legend>{number}. {_inline(question.question)}</legend>\n{_rest(question.question)}{body}\n"
+        f'<div class="quiz-feedback" role="status" aria-live="polite"></div>\n'
+        f'<details class="quiz-answer" data-search-exclude><summary>Answer</summary>\n'
+        f"{_answer(question)}{read}</details>\n</fieldset>"
+    )
+
+
+def _choices(question: Question) -> str:
+    kind = "radio" if question.type == "choice" else "checkbox"
+    hint = "" if kind == "radio" else '<p class="quiz-hint">Any number of them may be right.</p>\n'
+    rows = [
+        f'<label class="quiz-choice" data-correct="{str(choice.correct).lower()}">'
+        f'<input type="{kind}" name="{html.escape(question.id)}" value="{number}">'
+        f"<span>{_inline(choice.text)}</span></label>"
+        for number, choice in enumerate(question.choices, 1)
+    ]
+    return hint + "\n".join(rows)
+
+
+def _number_input(question: Question) -> str:
+    return (
+        f'<label class="quiz-number">Your answer: <input type="text" inputmode="decimal" autocomplete="off" '
+        f'name="{html.escape(question.id)}" data-answer="{question.answer:g}" '
+        f'data-tolerance="{question.tolerance:g}"> {html.escape(question.unit)}</label>'
+    )
+
+
+def _answer(question: Question) -> str:
+    """For readers without a script, and for those who give up."""
+    if question.type == "number":
+        unit = f" {html.escape(question.unit)}" if question.unit else ""
+        explain = f'<div class="quiz-explanation">{_block(question.explain)}</div>'
+        return f"<p><strong>{question.answer:g}{unit}</strong></p>\n{explain}\n"
+    rows = [
+        f'<li data-choice="{number}"><strong>{"Right" if choice.correct else "Wrong"}</strong>: '
+        f"{_inline(choice.text)}"
+        + (f' <div class="quiz-explanation">{_block(choice.explain)}</div>' if choice.explain else "")
+        + "</li>"
+        for number, choice in enumerate(question.choices, 1)
+    ]
+    return "<ul>\n" + "\n".join(rows) + "\n</ul>\n"
+
+
+def _read(page: str, link: Link) -> str:
+    if not page:
+        return ""
+    path, _, anchor = page.partition("#")
+    target = link(path.removesuffix(".md") + ".html") + (f"#{anchor}" if anchor else "")
+    return f'<p class="quiz-read"><a href="{html.escape(target)}">Read about it</a></p>\n'
+
+
+def _data(day: Day, questions: tuple[Question, ...]) -> str:
+    """The same, for scripts: Markdown already rendered."""
+    rows = [
+        {
+            "id": q.id,
+            "type": q.type,
+            "question": _block(q.question),
+            "choices": [
+                {"text": _inline(c.text), "correct": c.correct, "explain": _block(c.explain)}
+                for c in q.choices
+            ],
+            "answer": q.answer,
+            "tolerance": q.tolerance,
+            "unit": q.unit,
+            "explain": _block(q.explain),
+        }
+        for q in questions
+    ]
+    return json.dumps({"day": day.number, "questions": rows}, ensure_ascii=False).replace("<", "\\u003c")
+
+
+# ------------------------------------------------------------------------------------------------ Markdown
+
+
+def _block(text: str) -> str:
+    """Markdown as HTML without empty lines, which would end a block of HTML for some Markdowns."""
+    made = markdown(text.strip(), extensions=["fenced_code", "tables"])
+    kept = re.sub(r"<pre>.*?</pre>", lambda pre: pre[0].replace("\n", "&#10;"), made, flags=re.DOTALL)
+    return re.sub(r"\n\s*", " ", kept)
+
+
+def _inline(text: str) -> str:
+    """The first paragraph, without the <p>."""
+    made = _block(text.strip().partition("\n\n")[0])
+    return made.removeprefix("<p>").removesuffix("</p>") if made.count("<p>") == 1 else made
+
+
+def _rest(text: str) -> str:
+    """What follows the first paragraph: a table, code."""
+    rest = text.strip().partition("\n\n")[2]
+    return _block(rest) + "\n" if rest else ""
