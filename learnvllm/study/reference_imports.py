@@ -24,6 +24,9 @@ def header_imports(module: cst.Module, name: str, targets: set[str], used: set[s
     """
     guards = [node for node in module.body if isinstance(node, cst.If) and _is_type_checking(node)]
     guarded = [line for guard in guards for line in _kept(_small(guard.body.body), used, "    ")]
+    told = sorted({word for guard in guards for word in _defined(guard.body.body)} & used, key=_isort_key)
+    if told:  # a name for annotations only
+        guarded.append(_import_from(name, told, "    "))
     if guarded:
         used = used | {"TYPE_CHECKING"}
     sections: dict[int, list[str]] = {number: [] for number in range(4)}
@@ -147,7 +150,7 @@ def _text(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node).strip()
 
 
-def _isort_key(name: str) -> tuple[int, str]:
-    """Constants, classes, the rest."""
+def _isort_key(name: str) -> tuple[int, str, str]:
+    """Constants, classes, the rest; within each without regard to case."""
     kind = 0 if len(name) > 1 and name.isupper() else 1 if name[:1].isupper() else 2
-    return kind, name
+    return kind, name.lower(), name

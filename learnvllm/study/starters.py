@@ -62,7 +62,8 @@ def _render(exercise: Exercise, blanks: tuple[Blank, ...]) -> str:
             raise StudyError(
                 f"{exercise.id}: there is no member {', '.join(unknown)} to blank in its targets."
             )
-    return "\n\n\n".join(["\n\n".join([_docstring(exercise), imports]), *code]) + "\n"
+    head = "\n\n".join(part for part in (_docstring(exercise), imports) if part)
+    return "\n\n\n".join([head, *(text.rstrip("\n") for text in code)]) + "\n"
 
 
 def _targets(module: cst.Module, exercise: Exercise) -> list[Definition]:
@@ -78,8 +79,11 @@ def _targets(module: cst.Module, exercise: Exercise) -> list[Definition]:
 
 
 def _code(module: cst.Module, node: Definition) -> str:
-    """Source of a definition, with the comments directly above it."""
-    return module.code_for_node(node).strip("\n")
+    """Source of a definition, with the comments directly above it; not what heads a section of the file."""
+    above = list(node.leading_lines)
+    while above and above[-1].comment is not None:
+        above.pop()
+    return module.code_for_node(node.with_changes(leading_lines=node.leading_lines[len(above) :]))
 
 
 def _names_used(code: list[str]) -> set[str]:
