@@ -1,7 +1,7 @@
 """What every grader relies on: the points marker, repeatable hypothesis, failures that a learner can read."""
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 pytest.register_assert_rewrite("support")
 
@@ -13,6 +13,7 @@ settings.register_profile(
     deadline=None,
     print_blob=False,
     report_multiple_bugs=False,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],  # no "explain": a learner has our messages
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("exercises")

@@ -20,7 +20,7 @@ from typing import IO
 import psutil
 
 KEPT_OUTPUT = 64 * 1024
-MEMORY_LIMIT = 4 * 2**30
+MEMORY_LIMIT = 3 * 2**30
 POLL_S = 0.05
 
 

@@ -52,7 +52,8 @@ def _told(error: BaseException, subject: Path) -> str:
     name = type(error).__name__
     text = str(error).strip()
     if isinstance(error, AssertionError):
-        said = text or "an assertion of the grader does not hold"
+        # A message that the grader wrote says it all; pytest's "assert 3 == 0" below it would only repeat it.
+        said = text.partition("\nassert ")[0] or "an assertion of the grader does not hold"
     elif name == "Failed":  # pytest.fail and pytest.raises
         said = text
     else:

@@ -35,6 +35,8 @@ class Events:
     """The test in which sys.exit was called, and how."""
     running: str | None = None
     """The test that had begun and not ended when the record broke off."""
+    interrupted_by: str | None = None
+    """The exception that ended the whole run, not only a test."""
     finished: bool = False
 
     @property
@@ -82,6 +84,8 @@ def _take(events: Events, told: dict[str, Any]) -> None:
             events.running = told["name"]
         case "report":
             _take_report(events, told)
+        case "interrupted":
+            events.interrupted_by = told["by"]
         case "ended":
             events.running = None
         case "finished":
@@ -93,5 +97,6 @@ def _take_report(events: Events, told: dict[str, Any]) -> None:
     if kind == "exited" and events.exited is None:
         events.exited = (told["name"], told["message"])
     outcome = {"exited": "failed", "skipped": "not_run"}.get(kind, kind)
-    result = Result(outcome, told.get("message", ""), told.get("output", ""), told["seconds"])
+    message = told.get("message", "it was skipped" if kind == "skipped" else "")
+    result = Result(outcome, message, told.get("output", ""), told["seconds"])
     events.results.setdefault(told["name"].partition("[")[0], []).append(result)

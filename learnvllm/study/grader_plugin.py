@@ -84,9 +84,8 @@ class _Recorder:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            failure = report.longrepr
-            message = getattr(failure, "reprcrash", None)
-            self._write("collect_error", message=message.message if message else str(failure))
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self._write("collect_error", message=crash.message if crash else str(report.longrepr))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._write(
@@ -115,6 +114,9 @@ class _Recorder:
                 output=self._printed.take(),
                 **failure,
             )
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._write("interrupted", by=excinfo.typename)
 
     def pytest_internalerror(self, excrepr: object) -> None:
         self._write("internal_error", message=str(excrepr)[-KEPT_OUTPUT:])

@@ -10,6 +10,7 @@ import ast
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from learnvllm.study import bounded_process, proof
 from learnvllm.study.bounded_process import Ending
 from learnvllm.study.exercise import Exercise, StudyError, read_bytes
 from learnvllm.study.grader_events import Events, last_line, read_events
+from learnvllm.study.subject import SubjectError
 
 EXERCISM = {
     "passed": "pass",
@@ -113,12 +115,14 @@ def grade(
     *,
     timeout_s: float = 60,
     on_output: Callable[[str], None] | None = None,
+    on_tick: Callable[[], None] | None = None,
 ) -> GradeReport:
     """Grade `subject`, or the learner's exercise.py. Never hangs, never raises for what the file contains.
 
     Args:
         timeout_s: seconds until the process and all that it started are ended.
         on_output: called with a line whenever a test begins, for a progress display.
+        on_tick: called a few times a second meanwhile; what it raises ends the grader and reaches the caller.
 
     Raises:
         StudyError: the `study` extra is not installed.
@@ -138,7 +142,7 @@ def grade(
             cwd=exercise.folder.parent.parent,
             env=_environment(path, Path(scratch)),
             timeout_s=timeout_s,
-            watch=_announcer(events_path, on_output) if on_output else None,
+            watch=_announcer(events_path, on_output, on_tick),
         )
         events = read_events(events_path)
         line = last_line(events_path.with_suffix(".stack"), path)
@@ -202,12 +206,18 @@ def _environment(subject: Path, scratch: Path) -> dict[str, str]:
     }
 
 
-def _announcer(events_path: Path, on_output: Callable[[str], None]) -> Callable[[], None]:
+def _announcer(
+    events_path: Path, on_output: Callable[[str], None] | None, on_tick: Callable[[], None] | None
+) -> Callable[[], None]:
     """Called again and again while the grader runs: passes on which tests have begun."""
     told = 0
 
     def announce() -> None:
         nonlocal told
+        if on_tick is not None:
+            on_tick()
+        if on_output is None:
+            return
         names = read_events(events_path).started
         for name in names[told:]:
             on_output(name)
@@ -235,7 +245,8 @@ def _problem_of_syntax(path: Path) -> str | None:
         ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         text = f": {error.text.strip()}" if error.text and error.text.strip() else ""
-        return f"{path.name}, line {error.lineno}: {error.msg}{text}"
+        line = f", line {error.lineno}" if error.lineno else ""
+        return f"{path.name}{line}: {error.msg}{text}"
     except (ValueError, RecursionError, MemoryError) as error:
         return f"{path.name} is no Python source: {error or type(error).__name__}."
     except OSError as error:
@@ -248,11 +259,16 @@ def _problem_of_run(
 ) -> str | None:
     """What kept the grader from reaching its end. `line`: where the file was when time ran short."""
     if events.collect_errors:
-        return events.collect_errors[0]
+        return _in_plain_words(events.collect_errors[0], path)
     if events.collected:
         meanwhile = f"while {events.running} ran" if events.running else "between two tests"
     else:
         meanwhile = f"while {path.name} was imported"
+    if events.exited:
+        name, message = events.exited
+        return f"{message}, while {name} ran. Library code raises an exception; it never leaves the process."
+    if events.interrupted_by:
+        return f"{events.interrupted_by} ended the run, {meanwhile}."
     if ending.reason == "time":
         where = f" It was at {line}." if line else ""
         return (
@@ -260,9 +276,6 @@ def _problem_of_run(
         )
     if ending.reason == "memory":
         return f"Memory limit: above {ending.limit_text}, stopped {meanwhile}. Does a list grow for ever?"
-    if events.exited:
-        name, message = events.exited
-        return f"{message}, while {name} ran. Library code raises an exception; it never leaves the process."
     if events.finished and not events.running:
         return None if events.collected else f"{exercise.test_path.name} holds no test any more."
     if events.internal_errors:
@@ -271,6 +284,13 @@ def _problem_of_run(
     last = ending.output.strip().splitlines()
     said = f" Its last words: {last[-1][:300]}" if last else ""
     return f"The process ended ({how}) {meanwhile}: os._exit, an interrupt, or a crash.{said}"
+
+
+def _in_plain_words(error: str, path: Path) -> str:
+    """Why the grader's file could not be imported: nearly always because of the file under grading."""
+    first = error.strip().splitlines()[0].removeprefix(f"{SubjectError.__module__}.SubjectError: ")
+    gone = re.fullmatch(r"AttributeError: module 'learnvllm_exercises\..*' has no attribute '(\w+)'", first)
+    return f"{path.name} does not define {gone[1]}: was it renamed or deleted?" if gone else first
 
 
 def _problem_of_points(exercise: Exercise, tests: tuple[TestReport, ...]) -> str | None:
