@@ -141,7 +141,8 @@ class LLM(OfflineInferenceMixin):
     Args:
         model: as EngineArgs.model.
         multiprocess, tracer: as in `build_llm_engine`.
-        engine_args: any other field of EngineArgs. Statistics are off unless disable_log_stats=False.
+        engine_args: any other field of EngineArgs. Two defaults are those of a program that wants everything
+            done soon and watches nothing: disable_log_stats=True and prefill_tokens_per_decode=0.
 
     Raises:
         ConfigError, ModelLoadError: this engine cannot be had; says what to change.
@@ -155,7 +156,8 @@ class LLM(OfflineInferenceMixin):
         tracer: StepTracer | None = None,
         **engine_args: Any,
     ) -> None:
-        args = EngineArgs.from_kwargs({"model": model, "disable_log_stats": True, **engine_args})
+        defaults = {"disable_log_stats": True, "prefill_tokens_per_decode": 0}
+        args = EngineArgs.from_kwargs({"model": model, **defaults, **engine_args})
         config = create_engine_config(args)
         self.llm_engine = build_llm_engine(config, multiprocess=multiprocess, tracer=tracer)
         self._request_counter = itertools.count()

@@ -20,14 +20,14 @@ class AsyncScheduler(Scheduler):
     any more.
     """
 
-    def _get_num_new_tokens(self, request: Request, num_hit_tokens: int, token_budget: int) -> int:
+    def _get_num_new_tokens(self, request: Request, num_hit_tokens: int, plan: StepPlan) -> int:
         in_flight = request.num_output_placeholders
         if in_flight and (
             request.num_output_tokens + in_flight >= request.max_tokens
             or request.num_tokens + in_flight >= self.max_model_len
         ):
             return 0  # what is in flight completes it
-        return super()._get_num_new_tokens(request, num_hit_tokens, token_budget)
+        return super()._get_num_new_tokens(request, num_hit_tokens, plan)
 
     def _update_after_schedule(self, plan: StepPlan) -> None:
         super()._update_after_schedule(plan)

@@ -160,6 +160,20 @@ def test_a_tracer_sees_every_step_and_memory_is_reported(tiny_model) -> None:
     assert report["kv_cache_bytes"] % 64 == 0
 
 
+def test_a_program_gets_its_prompts_done_first_and_a_server_keeps_its_clients_going(tiny_model) -> None:
+    """Prompts that arrive together are computed together, unless decodes are to be held up little."""
+    directory, prompts = str(tiny_model("llama").directory), random_prompts([60] * 4, 100)
+    prompt_tokens = []
+    for flags in ({}, {"prefill_tokens_per_decode": None}):
+        tracer = RecordingTracer()
+        llm = LLM(directory, num_gpu_blocks_override=64, max_num_batched_tokens=70, multiprocess=False,
+                  tracer=tracer, **flags)  # fmt: skip
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True), use_tqdm=False)
+        steps = [[s.num_tokens for s in event.scheduled] for event in tracer.events]
+        prompt_tokens.append(max(sum(n for n in step if n > 1) for step in steps if 1 in step))
+    assert prompt_tokens == [69, 16]
+
+
 def _fields(params: SamplingParams) -> dict:
     return {name: getattr(params, name) for name in ("temperature", "seed", "max_tokens", "ignore_eos")}
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +17,7 @@ from learnvllm.model_layers import linear_kernels, ops
 from learnvllm.model_layers.linear_kernels import FbgemmLinear, OneDNNLinear, TorchLinear, make_linear
 from learnvllm.model_layers.ops.cpu_linear import BLOCK, PANEL, CpuLinear, linear_kernel, pack
 from learnvllm.model_layers.ops.huge_pages import CHUNK, HugePages
+from learnvllm.model_layers.ops.jit import compiles_for
 
 SHAPES = [(960, 576), (576, 1536), (7, 5), (1, 1), (33, 64)]
 ROWS = [0, 1, 2, 3, 8, 17, 100]
@@ -174,3 +179,16 @@ def test_every_choice_explains_itself() -> None:
     ]
     assert len({layer.explain() for layer in layers}) == len(layers)
     assert all(len(layer.explain()) > 20 for layer in layers)
+
+
+@pytest.mark.skipif(not compiles_for("avx512f"), reason="this CPU has the narrow registers itself")
+def test_the_tile_for_narrow_registers_computes_the_same_products() -> None:
+    """What a CPU with AVX2 alone runs, run here: the tests above in a process that compiles for one."""
+    env = os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c"}
+    chosen = "equals_f_linear or same_product or packing or row_does_not or converted_exactly"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    code = "from learnvllm.model_layers.ops import cpu_linear; print(cpu_linear.PANEL, cpu_linear.ROWS)"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["16", "6"]

@@ -1,10 +1,10 @@
 """Linear layers as CPU kernels: x W^T + b with W in half or single precision, inputs and sums in fp32.
 
-Weights lie in panels of 16 output features, in a panel feature by feature for each input: [panels, in, 16].
-So a decode reads memory once, in order, and one step of the inner loop is 16 weights (turned into fp32 as
-they are loaded) times one input of each row, added to sums that stay in registers. Upstream:
-csrc/cpu/cpu_wna16.cpp and csrc/cpu/micro_gemm/. Paper: Anatomy of High-Performance Matrix Multiplication
-(Goto, van de Geijn, 2008).
+Weights lie in panels of 16 or 32 output features, in a panel input by input: [panels, in, PANEL].
+So a decode reads memory once, in order, and one step of the inner loop is a panel's weights for one input
+(turned into fp32 as they are loaded) times that input of each row, added to sums that stay in registers.
+Upstream: csrc/cpu/cpu_wna16.cpp and csrc/cpu/micro_gemm/. Paper: Anatomy of High-Performance Matrix
+Multiplication (Goto, van de Geijn, 2008).
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from __future__ import annotations
 import platform
 from functools import cache
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import torch
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
 from learnvllm.model_layers.ops import huge_pages
-from learnvllm.model_layers.ops.jit import Kernel, kernel, my_share, threads_for
+from learnvllm.model_layers.ops.jit import Kernel, build_prefetch, compiles_for, kernel, my_share, threads_for
 
-PANEL = 16
-# Rows of x computed together: 6 rows x 16 features are 12 AVX registers of sums; with 2 of weights and 1 of
-# input they fill the 16 there are.
-ROWS = 6
+# A panel's features, and rows of x computed together: as many sums as the registers hold. AVX2 has 16 of 8
+# floats: 6 rows x 16 features are 12 of sums, with 2 of weights and 1 of input. AVX-512 has 32 of 16 floats:
+# 12 rows x 32 features are 24, and a panel's halves are one cache line.
+PANEL, ROWS = (32, 12) if compiles_for("avx512f") else (16, 6)
 # Rows of x that stay in the second-level cache while all panels go by.
 BLOCK = 96
+# Weights are asked for this many bytes before they are multiplied. The CPU's own prefetching stops at the end
+# of every 4 KiB; with 8 rows, where memory and arithmetic take equally long, this hides one behind the other.
+PREFETCH = 8192
 # Products that take as long as waking a second thread.
 PRODUCTS_PER_THREAD = 65536
 
@@ -39,7 +41,7 @@ _ALL_ZERO = ir.Constant(ir.VectorType(ir.IntType(32), PANEL), [0] * PANEL)
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """weight: [out, in] -> [panels, in, 16] in dtype, zeros standing in for features beyond the last."""
+    """weight: [out, in] -> [panels, in, PANEL] in dtype, zeros standing in for features beyond the last."""
     out, width = weight.shape
     panels = -(-out // PANEL)
     packed = huge_pages.empty((panels, width, PANEL), dtype)
@@ -52,74 +54,90 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @intrinsic(prefer_literal=True)
-def _tile(typingctx, rows, panels, bits, x, x_stride, weight, bias, out, out_stride, width):  # type: ignore[no-untyped-def]
-    """The inner loop, compiled for a fixed number of rows, panels and bits of a weight:
+def _tile(typingctx, max_rows, panels, bits, rows, x, x_stride, weight, bias, out, out_stride, width):  # type: ignore[no-untyped-def]
+    """The inner loop, compiled for a fixed number of panels and bits of a weight:
 
         for k in range(width): sums[r][p] += x[r, k] * weight[p, k, :]      (r < rows, p < panels)
 
-    starting from the bias. It is written in LLVM's instructions because sums must be vectors in registers,
-    which no compiler is sure to make of Python's loops. The other arguments are int64: addresses; width and
-    strides in elements.
+    starting from the bias, once for each number of rows up to max_rows, and a jump to the one wanted. It is
+    written in LLVM's instructions because sums must be vectors in registers, which no compiler is sure to
+    make of Python's loops. The other arguments are int64: addresses; width and strides in elements.
     """
-    num_rows, num_panels = rows.literal_value, panels.literal_value
     element = _HALF if bits.literal_value == 16 else _FLOAT
-    tiles = [(r, p) for r in range(num_rows) for p in range(num_panels)]
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        x, x_stride, weight, bias, out, out_stride, width = args[3:]
-
-        def at(address, item_type, index):  # type: ignore[no-untyped-def]
-            """A pointer to element `index` at an address."""
-            return builder.gep(builder.inttoptr(address, item_type.as_pointer()), [index])
-
-        def vector(place, item_type):  # type: ignore[no-untyped-def]
-            """The same pointer, to a panel's worth of elements."""
-            return builder.bitcast(place, ir.VectorType(item_type, PANEL).as_pointer())
-
-        def repeated(number):  # type: ignore[no-untyped-def]
-            one = builder.insert_element(_UNDEFINED, number, _INT64(0))
-            return builder.shuffle_vector(one, _UNDEFINED, _ALL_ZERO)
-
-        def times(value, number):  # type: ignore[no-untyped-def]
-            return builder.mul(value, _INT64(number))
-
-        fma_type = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, fma_type, f"llvm.fma.v{PANEL}f32")
-        inputs = [at(x, _FLOAT, times(x_stride, r)) for r in range(num_rows)]
-        weights = [at(weight, element, times(width, PANEL * p)) for p in range(num_panels)]
-        biases = [vector(at(bias, _FLOAT, _INT64(PANEL * p)), _FLOAT) for p in range(num_panels)]
-        starts = [builder.load(place, align=4) for place in biases]
-
-        before, loop, done = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k, sums = builder.phi(_INT64), [builder.phi(_FLOATS) for _ in tiles]
-        ws = [builder.load(vector(builder.gep(w, [times(k, PANEL)]), element), align=2) for w in weights]
-        if element is _HALF:
-            ws = [builder.fpext(w, _FLOATS) for w in ws]
-        xs = [repeated(builder.load(builder.gep(row, [k]))) for row in inputs]
-        new_sums = [builder.call(fma, [xs[r], ws[p], total]) for (r, p), total in zip(tiles, sums)]
-        next_k = builder.add(k, _INT64(1))
-        builder.cbranch(builder.icmp_signed("<", next_k, width), loop, done)
-        k.add_incoming(_INT64(0), before)
-        k.add_incoming(next_k, loop)
-        for (_, p), total, new in zip(tiles, sums, new_sums):
-            total.add_incoming(starts[p], before)
-            total.add_incoming(new, loop)
-
+        done = builder.append_basic_block()
+        choose = builder.switch(args[3], done)
+        for num_rows in range(1, max_rows.literal_value + 1):
+            block = builder.append_basic_block()
+            choose.add_case(_INT64(num_rows), block)
+            builder.position_at_end(block)
+            _build_loop(builder, num_rows, panels.literal_value, element, *args[4:])
+            builder.branch(done)
         builder.position_at_end(done)
-        for (r, p), total in zip(tiles, new_sums):
-            place = at(out, _FLOAT, builder.add(times(out_stride, r), _INT64(PANEL * p)))
-            builder.store(total, vector(place, _FLOAT), align=4)
         return context.get_dummy_value()
 
-    arguments = (rows, panels, bits, *(types.int64,) * 7)
+    arguments = (max_rows, panels, bits, *(types.int64,) * 8)
     return types.void(*arguments), build
+
+
+def _build_loop(  # type: ignore[no-untyped-def]
+    builder, num_rows, num_panels, element, x, x_stride, weight, bias, out, out_stride, width
+):
+    """The loop for `num_rows` rows and `num_panels` panels of `element`."""
+    tiles = [(r, p) for r in range(num_rows) for p in range(num_panels)]
+
+    def at(address, item_type, index):  # type: ignore[no-untyped-def]
+        """A pointer to element `index` at an address."""
+        return builder.gep(builder.inttoptr(address, item_type.as_pointer()), [index])
+
+    def vector(place, item_type):  # type: ignore[no-untyped-def]
+        """The same pointer, to a panel's worth of elements."""
+        return builder.bitcast(place, ir.VectorType(item_type, PANEL).as_pointer())
+
+    def repeated(number):  # type: ignore[no-untyped-def]
+        one = builder.insert_element(_UNDEFINED, number, _INT64(0))
+        return builder.shuffle_vector(one, _UNDEFINED, _ALL_ZERO)
+
+    def times(value, number):  # type: ignore[no-untyped-def]
+        return builder.mul(value, _INT64(number))
+
+    fma_type = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, fma_type, f"llvm.fma.v{PANEL}f32")
+    inputs = [at(x, _FLOAT, times(x_stride, r)) for r in range(num_rows)]
+    weights = [at(weight, element, times(width, PANEL * p)) for p in range(num_panels)]
+    biases = [vector(at(bias, _FLOAT, _INT64(PANEL * p)), _FLOAT) for p in range(num_panels)]
+    starts = [builder.load(place, align=4) for place in biases]
+
+    before, loop, done = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k, sums = builder.phi(_INT64), [builder.phi(_FLOATS) for _ in tiles]
+    ws = [builder.load(vector(builder.gep(w, [times(k, PANEL)]), element), align=2) for w in weights]
+    for w in weights:
+        for line in range(0, PANEL * (2 if element is _HALF else 4), 64):
+            build_prefetch(builder, builder.gep(w, [times(k, PANEL)]), PREFETCH + line)
+    if element is _HALF:
+        ws = [builder.fpext(w, _FLOATS) for w in ws]
+    xs = [repeated(builder.load(builder.gep(row, [k]))) for row in inputs]
+    new_sums = [builder.call(fma, [xs[r], ws[p], total]) for (r, p), total in zip(tiles, sums)]
+    next_k = builder.add(k, _INT64(1))
+    builder.cbranch(builder.icmp_signed("<", next_k, width), loop, done)
+    k.add_incoming(_INT64(0), before)
+    k.add_incoming(next_k, loop)
+    for (_, p), total, new in zip(tiles, sums, new_sums):
+        total.add_incoming(starts[p], before)
+        total.add_incoming(new, loop)
+
+    builder.position_at_end(done)
+    for (r, p), total in zip(tiles, new_sums):
+        place = at(out, _FLOAT, builder.add(times(out_stride, r), _INT64(PANEL * p)))
+        builder.store(total, vector(place, _FLOAT), align=4)
 
 
 @cache
 def linear_kernel(bits: int) -> Kernel:
-    """The kernel for weights of 16 or 32 bits. Compiled (about a second) or loaded on first use."""
+    """The kernel for weights of 16 or 32 bits. Compiled (a second or two) or loaded on first use."""
     panel_bytes = PANEL * bits // 8  # of one input
 
     @kernel("q" * 7)
@@ -130,37 +148,25 @@ def linear_kernel(bits: int) -> Kernel:
         p, end = my_share(panels)
         while rows == 1 and p + 4 <= end:  # each sum waits for the one before: four panels have more of them
             w, b, o = weight + p * width * panel_bytes, bias + 4 * PANEL * p, out + 4 * PANEL * p
-            _tile(1, 4, bits, x, xs, w, b, o, os, width)
+            _tile(1, 4, bits, 1, x, xs, w, b, o, os, width)
             p += 4
         begin = p
         for first in range(0, rows, BLOCK):
             count = min(BLOCK, rows - first)
-            groups = (count + ROWS - 1) // ROWS
+            groups = (count + ROWS - 1) // ROWS  # of even size: 8 rows are 4 and 4, not 6 and 2
             for p in range(begin, end):
                 w, b = weight + p * width * panel_bytes, bias + 4 * PANEL * p
-                for g in range(groups):  # of even size, three to six: 8 rows are 4 and 4, not 6 and 2
+                for g in range(groups):
                     row, stop = first + count * g // groups, first + count * (g + 1) // groups
                     y, o = x + 4 * row * xs, out + 4 * (row * os + PANEL * p)
-                    if stop - row == 6:
-                        _tile(6, 1, bits, y, xs, w, b, o, os, width)
-                    elif stop - row == 5:
-                        _tile(5, 1, bits, y, xs, w, b, o, os, width)
-                    elif stop - row == 4:
-                        _tile(4, 1, bits, y, xs, w, b, o, os, width)
-                    elif stop - row == 3:
-                        _tile(3, 1, bits, y, xs, w, b, o, os, width)
-                    elif stop - row == 2:
-                        _tile(2, 1, bits, y, xs, w, b, o, os, width)
-                    else:
-                        _tile(1, 1, bits, y, xs, w, b, o, os, width)
+                    _tile(ROWS, 1, bits, stop - row, y, xs, w, b, o, os, width)
 
     return _linear
 
 
 def converts_halves() -> bool:
     """Does this CPU turn half precision into single by itself? (x86 since 2012; other architectures: all.)"""
-    features = llvm.get_host_cpu_features()
-    return features.get("f16c", not platform.machine().startswith(("x86", "AMD64", "i386")))
+    return compiles_for("f16c") or not platform.machine().startswith(("x86", "AMD64", "i386"))
 
 
 class CpuLinear:
@@ -175,7 +181,8 @@ class CpuLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
         self.panels = pack(weight, dtype)
-        self._columns = len(self.panels) * PANEL
+        self._num_panels = len(self.panels)
+        self._columns = self._num_panels * PANEL
         self._bias = torch.zeros(self._columns)  # sums start from it, so there is always one
         if bias is not None:
             self._bias[: self.out_features] = bias
@@ -192,7 +199,7 @@ class CpuLinear:
             x = x.contiguous()
         out = torch.empty(rows, self._columns)
         threads = threads_for(rows * width * self._columns, PRODUCTS_PER_THREAD)
-        self._kernel(threads, x.data_ptr(), *self._addresses, out.data_ptr(), rows, width, len(self.panels))
+        self._kernel(threads, x.data_ptr(), *self._addresses, out.data_ptr(), rows, width, self._num_panels)
         return out if self._columns == self.out_features else out[:, : self.out_features].contiguous()
 
     __call__ = forward

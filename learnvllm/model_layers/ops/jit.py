@@ -26,6 +26,7 @@ import numba
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from learnvllm.architecture import envs
@@ -34,6 +35,13 @@ logger = logging.getLogger(__name__)
 
 # Sums may be reordered (that is what lets the compiler use vectors), but NaN and infinity keep their meaning.
 OPTIONS = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "arcp", "nsz"}}
+
+
+def compiles_for(feature: str) -> bool:
+    """Does numba compile for a CPU with this x86 feature? (This CPU, unless NUMBA_CPU_FEATURES is set.)"""
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    return f"+{feature}" in features.split(",")
+
 
 # ---------------------------------------------------------------------------------------------------- threads
 
@@ -122,14 +130,19 @@ def prefetch(typingctx, pointer, index):  # type: ignore[no-untyped-def]
     """Ask for the cache line of pointer[index] now, to be read soon."""
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        int32, char_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [char_pointer, int32, int32, int32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [char_pointer], function_type)
-        address = builder.bitcast(builder.gep(args[0], [args[1]]), char_pointer)
-        builder.call(function, [address, int32(0), int32(3), int32(1)])  # to read; keep it close; data
+        build_prefetch(builder, builder.gep(args[0], [args[1]]))
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64), build
+
+
+def build_prefetch(builder: ir.IRBuilder, pointer: ir.Value, bytes_ahead: int = 0) -> None:
+    """The same as an instruction, for kernels written in LLVM's."""
+    int32, char_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+    function_type = ir.FunctionType(ir.VoidType(), [char_pointer, int32, int32, int32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [char_pointer], function_type)
+    address = builder.gep(builder.bitcast(pointer, char_pointer), [ir.IntType(64)(bytes_ahead)])
+    builder.call(function, [address, int32(0), int32(3), int32(1)])  # to read; keep it close; data
 
 
 # -------------------------------------------------------------------------------------------- compile, launch
