@@ -1,4 +1,4 @@
-"""`learnvllm dev …`: for authors of exercises. `generate` writes the starters, `check` proves every exercise.
+"""`learnvllm dev …`: `generate` writes starters, `check` proves exercises, `site` writes the pages as Markdown.
 
 Also runnable as `python -m learnvllm.study.dev`.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from learnvllm.study.catalogue import find_exercise, load_exercises
 from learnvllm.study.exercise import Exercise, StudyError, read_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `generate` or `check`; returns the exit code."""
+    """Run one of the actions; returns the exit code."""
     parser = argparse.ArgumentParser(prog="learnvllm dev", description=__doc__)
     configure(parser)
     args = parser.parse_args(argv)
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the actions `generate` and `check` to a parser; `run` answers what it parsed."""
+    """Add the actions to a parser; `run` answers what it parsed."""
     actions = parser.add_subparsers(dest="dev_action", metavar="ACTION", required=True)
     generate = actions.add_parser("generate", help="Write the starters from the reference.")
     generate.add_argument("ids", nargs="*", metavar="ID", help="Exercises; left out: all.")
@@ -35,12 +36,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check.add_argument("ids", nargs="*", metavar="ID", help="Exercises; left out: all.")
     check.add_argument("--json", action="store_true", help="For programs.")
     check.add_argument("--fresh", action="store_true", help="Run everything again, whatever is known.")
-    check.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="Exercises at a time (1).")
+    check.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="Graders at a time (1).")
     check.add_argument("--markdown", metavar="FILE", help="Also write the kill matrix there, as Markdown.")
+    site = actions.add_parser("site", help="Write the pages of the site, as plain Markdown.")
+    site.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="Where to.")
 
 
 def run(args: argparse.Namespace) -> int:
     """What `configure`'s parser was told. Raises StudyError."""
+    if args.dev_action == "site":
+        from learnvllm.study.site.tree import write_site
+
+        write_site(args.out)
+        return 0
     exercises = [find_exercise(name) for name in args.ids] if args.ids else load_exercises()
     if not exercises:
         raise StudyError("There are no exercises here.")
