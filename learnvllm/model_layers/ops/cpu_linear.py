@@ -29,7 +29,7 @@ PANEL, ROWS = (32, 12) if compiles_for("avx512f") else (16, 6)
 # Rows of x that stay in the second-level cache while all panels go by.
 BLOCK = 96
 # Weights are asked for this many bytes before they are multiplied. The CPU's own prefetching stops at the end
-# of every 4 KiB; with 8 rows, where memory and arithmetic take equally long, this hides one behind the other.
+# of every 4 KiB. At 8 rows, where memory and arithmetic take equally long, this hides one behind the other.
 PREFETCH = 8192
 # Products that take as long as waking a second thread.
 PRODUCTS_PER_THREAD = 65536
@@ -54,12 +54,12 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @intrinsic(prefer_literal=True)
-def _tile(typingctx, max_rows, panels, bits, rows, x, x_stride, weight, bias, out, out_stride, width):  # type: ignore[no-untyped-def]
-    """The inner loop, compiled for a fixed number of panels and bits of a weight:
+def _tile(typingctx, bits, rows, x, x_stride, weight, bias, out, out_stride, width):  # type: ignore[no-untyped-def]
+    """The inner loop, compiled for weights of a fixed number of bits:
 
-        for k in range(width): sums[r][p] += x[r, k] * weight[p, k, :]      (r < rows, p < panels)
+        for k in range(width): sums[r] += x[r, k] * weight[k, :]      (r < rows)
 
-    starting from the bias, once for each number of rows up to max_rows, and a jump to the one wanted. It is
+    starting from the bias, once for each number of rows up to ROWS, and a jump to the one wanted. It is
     written in LLVM's instructions because sums must be vectors in registers, which no compiler is sure to
     make of Python's loops. The other arguments are int64: addresses; width and strides in elements.
     """
@@ -67,31 +67,28 @@ def _tile(typingctx, max_rows, panels, bits, rows, x, x_stride, weight, bias, ou
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
         done = builder.append_basic_block()
-        choose = builder.switch(args[3], done)
-        for num_rows in range(1, max_rows.literal_value + 1):
+        choose = builder.switch(args[1], done)
+        for num_rows in range(1, ROWS + 1):
             block = builder.append_basic_block()
             choose.add_case(_INT64(num_rows), block)
             builder.position_at_end(block)
-            _build_loop(builder, num_rows, panels.literal_value, element, *args[4:])
+            _build_loop(builder, num_rows, element, *args[2:])
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    arguments = (max_rows, panels, bits, *(types.int64,) * 8)
+    arguments = (bits, *(types.int64,) * 8)
     return types.void(*arguments), build
 
 
-def _build_loop(  # type: ignore[no-untyped-def]
-    builder, num_rows, num_panels, element, x, x_stride, weight, bias, out, out_stride, width
-):
-    """The loop for `num_rows` rows and `num_panels` panels of `element`."""
-    tiles = [(r, p) for r in range(num_rows) for p in range(num_panels)]
+def _build_loop(builder, num_rows, element, x, x_stride, weight, bias, out, out_stride, width):  # type: ignore[no-untyped-def]
+    """The loop for `num_rows` rows and weights of type `element`."""
 
     def at(address, item_type, index):  # type: ignore[no-untyped-def]
         """A pointer to element `index` at an address."""
         return builder.gep(builder.inttoptr(address, item_type.as_pointer()), [index])
 
-    def vector(place, item_type):  # type: ignore[no-untyped-def]
+    def panel_at(place, item_type):  # type: ignore[no-untyped-def]
         """The same pointer, to a panel's worth of elements."""
         return builder.bitcast(place, ir.VectorType(item_type, PANEL).as_pointer())
 
@@ -99,40 +96,35 @@ def _build_loop(  # type: ignore[no-untyped-def]
         one = builder.insert_element(_UNDEFINED, number, _INT64(0))
         return builder.shuffle_vector(one, _UNDEFINED, _ALL_ZERO)
 
-    def times(value, number):  # type: ignore[no-untyped-def]
-        return builder.mul(value, _INT64(number))
-
     fma_type = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
     fma = cgutils.get_or_insert_function(builder.module, fma_type, f"llvm.fma.v{PANEL}f32")
-    inputs = [at(x, _FLOAT, times(x_stride, r)) for r in range(num_rows)]
-    weights = [at(weight, element, times(width, PANEL * p)) for p in range(num_panels)]
-    biases = [vector(at(bias, _FLOAT, _INT64(PANEL * p)), _FLOAT) for p in range(num_panels)]
-    starts = [builder.load(place, align=4) for place in biases]
+    inputs = [at(x, _FLOAT, builder.mul(x_stride, _INT64(r))) for r in range(num_rows)]
+    start = builder.load(panel_at(at(bias, _FLOAT, _INT64(0)), _FLOAT), align=4)
 
     before, loop, done = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(loop)
     builder.position_at_end(loop)
-    k, sums = builder.phi(_INT64), [builder.phi(_FLOATS) for _ in tiles]
-    ws = [builder.load(vector(builder.gep(w, [times(k, PANEL)]), element), align=2) for w in weights]
-    for w in weights:
-        for line in range(0, PANEL * (2 if element is _HALF else 4), 64):
-            build_prefetch(builder, builder.gep(w, [times(k, PANEL)]), PREFETCH + line)
+    k, sums = builder.phi(_INT64), [builder.phi(_FLOATS) for _ in range(num_rows)]
+    place = at(weight, element, builder.mul(k, _INT64(PANEL)))
+    for line in range(0, PANEL * (2 if element is _HALF else 4), 64):
+        build_prefetch(builder, place, PREFETCH + line)
+    w = builder.load(panel_at(place, element), align=2)
     if element is _HALF:
-        ws = [builder.fpext(w, _FLOATS) for w in ws]
+        w = builder.fpext(w, _FLOATS)
     xs = [repeated(builder.load(builder.gep(row, [k]))) for row in inputs]
-    new_sums = [builder.call(fma, [xs[r], ws[p], total]) for (r, p), total in zip(tiles, sums)]
+    new_sums = [builder.call(fma, [number, w, total]) for number, total in zip(xs, sums)]
     next_k = builder.add(k, _INT64(1))
     builder.cbranch(builder.icmp_signed("<", next_k, width), loop, done)
     k.add_incoming(_INT64(0), before)
     k.add_incoming(next_k, loop)
-    for (_, p), total, new in zip(tiles, sums, new_sums):
-        total.add_incoming(starts[p], before)
+    for total, new in zip(sums, new_sums):
+        total.add_incoming(start, before)
         total.add_incoming(new, loop)
 
     builder.position_at_end(done)
-    for (r, p), total in zip(tiles, new_sums):
-        place = at(out, _FLOAT, builder.add(times(out_stride, r), _INT64(PANEL * p)))
-        builder.store(total, vector(place, _FLOAT), align=4)
+    for r, total in enumerate(new_sums):
+        place = at(out, _FLOAT, builder.mul(out_stride, _INT64(r)))
+        builder.store(total, panel_at(place, _FLOAT), align=4)
 
 
 @cache
@@ -145,21 +137,16 @@ def linear_kernel(bits: int) -> Kernel:
         x, weight, bias, out = args[0], args[1], args[2], args[3]
         rows, width, panels = args[4], args[5], args[6]
         xs, os = width, panels * PANEL  # elements from a row of x, and of out, to the next
-        p, end = my_share(panels)
-        while rows == 1 and p + 4 <= end:  # each sum waits for the one before: four panels have more of them
-            w, b, o = weight + p * width * panel_bytes, bias + 4 * PANEL * p, out + 4 * PANEL * p
-            _tile(1, 4, bits, 1, x, xs, w, b, o, os, width)
-            p += 4
-        begin = p
+        begin, end = my_share(panels)
         for first in range(0, rows, BLOCK):
             count = min(BLOCK, rows - first)
-            groups = (count + ROWS - 1) // ROWS  # of even size: 8 rows are 4 and 4, not 6 and 2
+            groups = (count + ROWS - 1) // ROWS  # of even size: with 12 at once, 16 rows are 8 and 8
             for p in range(begin, end):
                 w, b = weight + p * width * panel_bytes, bias + 4 * PANEL * p
                 for g in range(groups):
                     row, stop = first + count * g // groups, first + count * (g + 1) // groups
                     y, o = x + 4 * row * xs, out + 4 * (row * os + PANEL * p)
-                    _tile(ROWS, 1, bits, stop - row, y, xs, w, b, o, os, width)
+                    _tile(bits, stop - row, y, xs, w, b, o, os, width)
 
     return _linear
 
