@@ -1,0 +1,175 @@
+// The quiz of a page: checks an answer, shows the explanation of what was chosen, keeps answers in this browser.
+//
+// Builds on the HTML of learnvllm/study/site/quiz_html.py, which can be read without a script: a
+// fieldset.quiz-question each, answers and explanations folded away in details.quiz-answer. Needs quiz_logic.js.
+(function (learnvllm) {
+  "use strict";
+
+  function make(tag, className, text = "") {
+    const element = document.createElement(tag);
+    element.className = className;
+    element.textContent = text;
+    return element;
+  }
+
+  // One question, as it stands on the page.
+  class Question {
+    constructor(fieldset, onCheck) {
+      this.fieldset = fieldset;
+      this.id = fieldset.id;
+      this.type = fieldset.dataset.type;
+      this.inputs = [...fieldset.querySelectorAll("input")];
+      this.feedback = fieldset.querySelector(".quiz-feedback");
+      this.button = make("button", "quiz-check", "Check");
+      this.button.type = "button";
+      this.feedback.before(this.button);
+      this.button.addEventListener("click", onCheck);
+      fieldset.addEventListener("input", () => this.clear());
+      fieldset.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" || event.target.tagName !== "INPUT") return;
+        event.preventDefault();
+        onCheck();
+      });
+    }
+
+    get facts() {
+      const [first] = this.inputs;
+      return {
+        type: this.type,
+        correct: this.inputs.filter((i) => i.closest("[data-correct='true']")).map((i) => i.value),
+        answer: Number(first?.dataset.answer),
+        tolerance: Number(first?.dataset.tolerance ?? 0),
+      };
+    }
+
+    get given() {
+      if (this.type === "number") return this.inputs[0].value;
+      return this.inputs.filter((i) => i.checked).map((i) => i.value);
+    }
+
+    set given(value) {
+      if (this.type === "number") this.inputs[0].value = typeof value === "string" ? value : "";
+      else for (const input of this.inputs) input.checked = [].concat(value).includes(input.value);
+    }
+
+    get result() {
+      return learnvllm.quiz.check(this.facts, this.given);
+    }
+
+    reveal(right) {
+      this.clear();
+      this.fieldset.dataset.state = right ? "right" : "wrong";
+      this.feedback.textContent = right ? "Right." : this.type === "multiple" ? "Not quite: some are missing or too many." : "Not so.";
+      for (const input of this.inputs) {
+        if (this.type !== "number" && !input.checked) continue;
+        const where = this.type === "number" ? "" : `[data-choice="${CSS.escape(input.value)}"] `;
+        const explanation = this.fieldset.querySelector(`.quiz-answer ${where}.quiz-explanation`);
+        if (!explanation) continue;
+        const shown = make("div", "quiz-explain");
+        shown.append(...explanation.cloneNode(true).childNodes);
+        shown.dataset.state = this.type === "number" || input.closest("[data-correct='true']") ? "right" : "wrong";
+        input.closest("label").after(shown);
+      }
+    }
+
+    remind() {
+      this.feedback.textContent = this.type === "number" ? "Type a number first." : "Choose an answer first.";
+    }
+
+    // A changed answer is not checked yet.
+    clear() {
+      delete this.fieldset.dataset.state;
+      this.feedback.textContent = "";
+      for (const shown of this.fieldset.querySelectorAll(".quiz-explain")) shown.remove();
+    }
+  }
+
+  class Quiz {
+    constructor(root) {
+      this.key = `learnvllm.quiz.${root.dataset.day ?? location.pathname}`;
+      this.saved = this.load(); // id -> {given, right}
+      this.questions = [...root.querySelectorAll(".quiz-question")].map((fieldset) => {
+        const question = new Question(fieldset, () => this.check(question));
+        return question;
+      });
+      this.scoreLine = make("strong", "quiz-score");
+      this.scoreLine.setAttribute("role", "status");
+      const reset = make("button", "quiz-reset", "Start again");
+      reset.type = "button";
+      reset.addEventListener("click", () => this.reset());
+      const footer = make("div", "quiz-footer");
+      footer.append(this.scoreLine, reset);
+      root.append(footer);
+      for (const question of this.questions) this.restore(question);
+      this.showScore();
+    }
+
+    load() {
+      try {
+        const saved = JSON.parse(localStorage.getItem(this.key) ?? "{}");
+        return saved && typeof saved === "object" && !Array.isArray(saved) ? saved : {};
+      } catch {
+        return {}; // no storage, or nothing of ours: begin anew
+      }
+    }
+
+    store() {
+      try {
+        localStorage.setItem(this.key, JSON.stringify(this.saved));
+      } catch { /* answers last as long as the page */ }
+    }
+
+    check(question) {
+      const { answered, right } = question.result;
+      if (!answered) {
+        question.remind();
+        return;
+      }
+      this.saved[question.id] = { given: question.given, right };
+      this.store();
+      question.reveal(right);
+      this.showScore();
+    }
+
+    // Judged again: the question may have changed since.
+    restore(question) {
+      const saved = this.saved[question.id];
+      if (!saved) return;
+      question.given = saved.given;
+      const { answered, right } = question.result;
+      if (!answered) {
+        delete this.saved[question.id];
+        return;
+      }
+      saved.right = right;
+      question.reveal(right);
+    }
+
+    showScore() {
+      const results = Object.fromEntries(Object.entries(this.saved).map(([id, { right }]) => [id, right]));
+      const { score, describeScore } = learnvllm.quiz;
+      this.scoreLine.textContent = describeScore(score(this.questions.map((q) => q.id), results));
+    }
+
+    reset() {
+      this.saved = {};
+      this.store();
+      for (const question of this.questions) {
+        question.given = [];
+        question.clear();
+      }
+      this.showScore();
+    }
+  }
+
+  function startAll() {
+    for (const root of document.querySelectorAll(".quiz[data-day]:not([data-ready])")) {
+      root.dataset.ready = "";
+      new Quiz(root);
+    }
+  }
+
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", startAll);
+  else startAll();
+  globalThis.document$?.subscribe?.(startAll);
+})((globalThis.learnvllm ??= {}));

@@ -1,0 +1,296 @@
+"""The real engine core on a clock that we turn ourselves: what the visualisers' traces are recorded with.
+
+Scheduler, block pool and `EngineCore.step` are the ones that serve; only the model is played by a script, and
+a step lasts as long as `Costs` says. So a recording is the same on every machine, to the last digit.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from learnvllm.architecture.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from learnvllm.architecture.messages import EngineCoreOutputs
+from learnvllm.architecture.model_arch import FULL_ATTENTION, ModelArchitecture, RopeConfig
+from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
+from learnvllm.architecture.tracing import RecordingTracer, StepEvent, StepTracer
+from learnvllm.engine_core.core import EngineCore, SchedulerFactory
+from learnvllm.executor_worker.executor import Executor, ModelLoader
+from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig
+from learnvllm.scheduling.async_scheduler import AsyncScheduler
+from learnvllm.scheduling.scheduler import Scheduler
+
+VOCAB_SIZE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long everything takes, in units of the picture. Assumed, not measured; the page says so."""
+
+    process: int = 2
+    """Front end: a request, from text to token ids."""
+    detokenize: int = 2
+    """Front end: the outputs of a step, from token ids to text."""
+    schedule: int = 2
+    update: int = 2
+    forward: int = 6
+    """Worker: any step, and one more for every `tokens_per_unit` tokens."""
+    tokens_per_unit: int = 8
+
+
+@dataclass(frozen=True)
+class Span:
+    """Somebody was busy with something for a while."""
+
+    lane: str
+    """front, core or worker."""
+    name: str
+    start: int
+    end: int
+    step: int | None = None
+    requests: tuple[str, ...] = ()
+    tokens: int = 0
+
+
+@dataclass
+class Clock:
+    now: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+    def spend(self, lane: str, name: str, cost: int, **about: Any) -> None:
+        """The core is busy: time passes."""
+        self.spans.append(Span(lane, name, self.now, self.now + cost, **about))
+        self.now += cost
+
+
+class ClockFuture(Future[ModelRunnerOutput]):
+    """Done when the clock says so. Asking for the result earlier is waiting: it turns the clock."""
+
+    def __init__(self, clock: Clock, step: int, done_at: int) -> None:
+        super().__init__()
+        self._clock, self._step, self._done_at = clock, step, done_at
+
+    def done(self) -> bool:
+        return self._clock.now >= self._done_at
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        clock = self._clock
+        if clock.now < self._done_at:
+            clock.spend("core", "wait", self._done_at - clock.now, step=self._step)
+        return super().result(timeout)
+
+
+class ScriptedExecutor(Executor):
+    """A worker whose model knows its lines.
+
+    Args:
+        scripts: request id -> the tokens it is to produce, one after another.
+    """
+
+    def __init__(
+        self, config: EngineConfig, clock: Clock, costs: Costs, scripts: dict[str, Sequence[int]]
+    ) -> None:
+        self._clock, self._costs, self._scripts = clock, costs, scripts
+        self._rows: dict[str, tuple[int, int, int]] = {}
+        """Request id -> tokens computed, tokens known, tokens of the prompt."""
+        self._free_at = 0
+        super().__init__(config)
+
+    def _start(self, load_model: ModelLoader | None) -> None:
+        """There is nothing to start."""
+
+    def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), timeout: float | None = None
+    ) -> list[Any]:
+        if method == "get_kv_cache_specs":
+            return [{"layer": FullAttentionSpec(self.config.cache_config.block_size, 1, 8, "float32")}]
+        return [None]
+
+    def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        tokens, clock = scheduler_output.total_num_scheduled_tokens, self._clock
+        begin = done = max(clock.now, self._free_at)
+        if tokens:
+            done += self._costs.forward + tokens // self._costs.tokens_per_unit
+            about = tuple(scheduler_output.num_scheduled_tokens)
+            clock.spans.append(
+                Span("worker", "forward", begin, done, scheduler_output.step_id, about, tokens)
+            )
+        self._free_at = done
+        future = ClockFuture(clock, scheduler_output.step_id, done)
+        future.set_result(self._compute(scheduler_output))
+        return future
+
+    def _compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        for req_id in output.finished_req_ids | output.preempted_req_ids:
+            self._rows.pop(req_id, None)
+        for new in output.scheduled_new_reqs:
+            self._rows[new.req_id] = (new.num_computed_tokens, len(new.token_ids), new.num_prompt_tokens)
+        sampled = []
+        for req_id, count in output.num_scheduled_tokens.items():
+            computed, known, num_prompt = self._rows[req_id]
+            computed += count
+            tokens = [self._line(req_id, known - num_prompt)] if computed == known else []
+            self._rows[req_id] = (computed, known + len(tokens), num_prompt)
+            sampled.append(tokens)
+        return ModelRunnerOutput(list(output.num_scheduled_tokens), sampled)
+
+    def _line(self, req_id: str, index: int) -> int:
+        """Beyond its script (a step in flight when it ended) a request gets token 0, which nobody keeps."""
+        script = self._scripts[req_id]
+        return script[index] if index < len(script) else 0
+
+    def check_health(self) -> None:
+        """It never dies."""
+
+    def register_failure_callback(self, callback: Callable[[], None]) -> None:
+        """It never dies."""
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+class FrontEnd:
+    """One thread before the core: it makes requests of texts and texts of outputs, whichever is due first."""
+
+    def __init__(self, clock: Clock, costs: Costs) -> None:
+        self._clock, self._costs = clock, costs
+        self._jobs: list[tuple[int, int, str, int | None, tuple[str, ...]]] = []
+        self._count = 0
+        self._free_at = 0
+        self._sent: list[tuple[int, str]] = []
+
+    def arrive(self, time: int, req_id: str) -> None:
+        self._add(time, "process", None, (req_id,))
+
+    def give(self, step: int, outputs: dict[int, EngineCoreOutputs]) -> None:
+        ids = tuple(o.request_id for message in outputs.values() for o in message.outputs)
+        if ids:
+            self._add(self._clock.now, "detokenize", step, ids)
+
+    def take_sent(self) -> list[str]:
+        """Requests that have reached the core by now."""
+        self._work(self._clock.now)
+        sent = [r for at, r in self._sent if at <= self._clock.now]
+        self._sent = [(at, r) for at, r in self._sent if at > self._clock.now]
+        return sent
+
+    def next_sent(self) -> int | None:
+        """When the next request reaches an idle core; None: none is coming."""
+        while self._jobs and not self._sent:
+            self._work(max(self._jobs[0][0], self._free_at))
+        return self._sent[0][0] if self._sent else None
+
+    def finish(self) -> None:
+        while self._jobs:
+            self._work(max(self._jobs[0][0], self._free_at))
+
+    def _add(self, time: int, name: str, step: int | None, ids: tuple[str, ...]) -> None:
+        heapq.heappush(self._jobs, (time, self._count, name, step, ids))
+        self._count += 1
+
+    def _work(self, until: int) -> None:
+        while self._jobs and (start := max(self._jobs[0][0], self._free_at)) <= until:
+            _, _, name, step, ids = heapq.heappop(self._jobs)
+            self._free_at = start + getattr(self._costs, name)
+            self._clock.spans.append(Span("front", name, start, self._free_at, step, ids))
+            if name == "process":
+                self._sent.append((self._free_at, ids[0]))
+
+
+@dataclass
+class Recorder:
+    """An engine core under observation."""
+
+    core: EngineCore
+    clock: Clock
+    front: FrontEnd
+    tracer: RecordingTracer
+
+    @property
+    def events(self) -> list[StepEvent]:
+        return list(self.tracer.events)
+
+
+def make_recorder(config: EngineConfig, scripts: dict[str, Sequence[int]], costs: Costs) -> Recorder:
+    """Put the engine core together as engine_core/build.py does, around the script and the clock."""
+    clock = Clock()
+    tracer = RecordingTracer(states=True)
+    front = FrontEnd(clock, costs)
+    core = EngineCore(
+        config,
+        lambda cfg: ScriptedExecutor(cfg, clock, costs, scripts),
+        _make_scheduler_factory(clock, costs, bool(config.scheduler_config.async_scheduling)),
+        tracer,
+    )
+    return Recorder(core, clock, front, tracer)
+
+
+def _make_scheduler_factory(clock: Clock, costs: Costs, is_async: bool) -> SchedulerFactory:
+    base: type[Scheduler] = AsyncScheduler if is_async else Scheduler
+
+    class TimedScheduler(base):  # type: ignore[misc, valid-type]
+        """Deciding and taking in cost time, too."""
+
+        def schedule(self) -> SchedulerOutput:
+            output: SchedulerOutput = super().schedule()
+            about = tuple(output.num_scheduled_tokens)
+            tokens = output.total_num_scheduled_tokens
+            step = output.step_id
+            clock.spend("core", "schedule", costs.schedule, step=step, requests=about, tokens=tokens)
+            return output
+
+        def update_from_output(
+            self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+        ) -> dict[int, EngineCoreOutputs]:
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
+            about = tuple(o.request_id for m in outputs.values() for o in m.outputs)
+            if scheduler_output.total_num_scheduled_tokens:
+                step = scheduler_output.step_id
+                clock.spend("core", "update", costs.update, step=step, requests=about)
+            return outputs
+
+    def make(config: EngineConfig, kv_cache_config: KVCacheConfig, tracer: StepTracer | None) -> Scheduler:
+        return TimedScheduler(config, kv_cache_config, tracer)
+
+    return make
+
+
+def make_config(
+    *, num_blocks: int, block_size: int, budget: int, max_num_seqs: int = 8, **scheduler: Any
+) -> EngineConfig:
+    """A configuration for a model that is played. One block of `num_blocks` is the null block."""
+    arch = ModelArchitecture(
+        model_type="llama",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_attention_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=512,
+        rms_norm_eps=1e-6,
+        hidden_act="silu",
+        tie_word_embeddings=True,
+        attention_bias=False,
+        attention_out_bias=False,
+        mlp_bias=False,
+        rope=RopeConfig(theta=10_000.0),
+        rope_local=None,
+        layer_types=(FULL_ATTENTION,),
+        sliding_window=None,
+        query_pre_attn_scalar=None,
+        eos_token_ids=(0,),
+        bos_token_id=None,
+        torch_dtype="float32",
+    )
+    options: dict[str, Any] = {"prefill_tokens_per_decode": 0, "async_scheduling": False, **scheduler}
+    return EngineConfig(
+        model_config=ModelConfig(model="played", path=Path("played"), arch=arch),
+        cache_config=CacheConfig(block_size=block_size, num_gpu_blocks_override=num_blocks, watermark=0.0),
+        scheduler_config=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **options),
+    )
