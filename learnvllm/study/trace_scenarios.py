@@ -178,6 +178,33 @@ BLOCKS = (
     ),
 )
 
+_FLOOD = (
+    _request("a", f"{_ASSISTANT} Who wrote Faust ?", "Goethe ."),
+    _request("b", f"{_ASSISTANT} Who wrote Emma ?", "Austen .", arrives=3),
+    _request("x", "Translate this sentence into French for me : good morning", "Bonjour .", arrives=6),
+    _request("y", "Sum up these minutes of our meeting in one short line", "We met again .", arrives=9),
+    _request("c", f"{_ASSISTANT} Who wrote Nana ?", "Zola .", arrives=12),
+)
+
+BLOCKS += (
+    Scenario(
+        "flood",
+        "A flood pushes out what everybody shares",
+        "Six blocks. a and b share their beginning; x and y come once and never again. Least recently used "
+        "goes first, so when c arrives the shared beginning is gone.",
+        _FLOOD,
+        {"num_blocks": 7, "block_size": 4, "budget": 16},
+    ),
+    Scenario(
+        "segmented",
+        "The same flood, with a protected segment",
+        "The same requests under prefix_cache_eviction=segmented: content that was found again waits behind "
+        "content that was not, so the flood drowns itself and c finds the beginning.",
+        _FLOOD,
+        {"num_blocks": 7, "block_size": 4, "budget": 16, "eviction": "segmented"},
+    ),
+)
+
 _STREAM = (
     _request("a", 24, 6),
     _request("b", 12, 4, arrives=9, ends_itself=True),

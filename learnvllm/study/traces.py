@@ -19,7 +19,8 @@ from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.tracing import EngineState, StepEvent
 from learnvllm.scheduling.step_recorder import NAME_DIGITS
-from learnvllm.study.trace_engine import Costs, Recorder, make_config, make_recorder
+from learnvllm.study.trace_clock import Costs
+from learnvllm.study.trace_engine import Recorder, make_config, make_recorder
 from learnvllm.study.trace_scenarios import BLOCKS, LOOP, SCHEDULER, Scenario
 
 TRACES = Path(__file__).resolve().parents[2] / "docs" / "assets" / "traces"

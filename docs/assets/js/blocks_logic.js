@@ -38,7 +38,7 @@
     const named = freed.filter((b) => b.name).map((b) => b.id);
     const unnamed = freed.filter((b) => !b.name).map((b) => b.id);
     const parts = [`Step ${step} is taken in and ${list(event.finished)} ${event.finished.length > 1 ? "end" : "ends"}.`];
-    if (named.length) parts.push(`${blocksWord(named)} ${named.length > 1 ? "join" : "joins"} the end of the free queue and can still be found, the last block first.`);
+    if (named.length) parts.push(`${blocksWord(named)} ${named.length > 1 ? "go" : "goes"} to the free queue, the last block first, and can still be found.`);
     if (unnamed.length) parts.push(`${blocksWord(unnamed)} never filled up and so ${unnamed.length > 1 ? "have no names: they are" : "has no name: it is"} handed out next.`);
     if (released.length) parts.push(`${blocksWord(released)} ${released.length > 1 ? "are" : "is"} held by others still.`);
     frame.caption = parts.join(" ");

@@ -83,7 +83,7 @@
       this.intro = h("p.lv-intro");
       this.stage = h("div.lv-stage", { "aria-hidden": "true" });
       this.caption = h("p.lv-caption", { "aria-live": "polite", "aria-atomic": "true" });
-      this.panel = h("div.lv-panel", { "aria-live": "polite", hidden: true });
+      this.panel = h("div.lv-panel", { role: "group", "aria-label": "Your guess", "aria-live": "polite", tabindex: -1, hidden: true });
       this.playButton = button("play", "Play", () => this.toggle());
       this.slider = h("input.lv-slider", { type: "range", min: 0, step: 1, "aria-label": "Step", oninput: () => this.jump(Number(this.slider.value)) });
       this.counter = h("span.lv-counter");
@@ -98,7 +98,7 @@
           button("next", "Next step", () => this.next()), button("last", "To the end", () => this.jump(this.player.last)),
           this.slider, this.counter),
         h("div.lv-options", {}, h("label.lv-check", {}, this.predictBox, " Predict first"), h("label.lv-check", {}, "Speed ", this.speed),
-          h("span.lv-note.lv-keys", {}, "Space plays · ← → step · Home End")),
+          h("span.lv-note.lv-keys", {}, "Space plays · ← → step · Home End · 1 to 9 answer")),
         this.caption, this.panel, this.stage,
         this.details);
       this.host.replaceChildren(this.root);
@@ -129,6 +129,14 @@
       this.show();
     }
 
+    // null: show it without a guess.
+    answer(choice) {
+      if (choice === null) this.player.skip();
+      else this.player.answer(choice);
+      this.show();
+      this.root.focus({ preventScroll: true });
+    }
+
     toggle() {
       if (this.timer) return this.pause();
       if (this.player.atEnd) this.player.go(0);
@@ -157,6 +165,10 @@
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const tag = event.target.tagName;
       if (tag === "SELECT" || event.target === this.table) return; // they have keys of their own
+      if (this.player.question && /^[1-9]$/.test(event.key) && event.target !== this.slider) {
+        if (this.player.question.choices[event.key - 1] !== undefined) this.answer(event.key - 1);
+        return;
+      }
       if (event.key === " " && ["BUTTON", "SUMMARY", "INPUT"].includes(tag) && event.target !== this.slider) return;
       const action = {
         " ": () => this.toggle(), ArrowRight: () => this.next(), ArrowLeft: () => this.back(),
@@ -188,11 +200,11 @@
       const { question, verdict, score } = this.player;
       this.panel.hidden = !question && !verdict;
       if (question) {
-        const answer = (index) => { this.player.answer(index); this.show(); this.root.focus({ preventScroll: true }); };
         this.panel.replaceChildren(
           h("p.lv-question", {}, question.prompt),
-          h("div.lv-choices", {}, question.choices.map((text, index) => h("button.lv-choice", { type: "button", onclick: () => answer(index) }, text)),
-            h("button.lv-choice.lv-skip", { type: "button", onclick: () => { this.player.skip(); this.show(); this.root.focus({ preventScroll: true }); } }, "Just show me")));
+          h("div.lv-choices", {}, question.choices.map((text, index) => h("button.lv-choice", { type: "button", onclick: () => this.answer(index) }, h("kbd.lv-kbd", { "aria-hidden": "true" }, String(index + 1)), text)),
+            h("button.lv-choice.lv-skip", { type: "button", onclick: () => this.answer(null) }, "Just show me")));
+        if (this.root.contains(document.activeElement)) this.panel.focus({ preventScroll: true }); // so that it is read out
       } else if (verdict) {
         const said = verdict.question.choices[verdict.question.answer];
         this.panel.replaceChildren(h(`p.lv-verdict.${verdict.right ? "lv-right" : "lv-wrong"}`, {},

@@ -59,6 +59,11 @@ test("another salt finds nothing, the same one all but the last token's block", 
   assert.equal(all.find((f) => f.tables.b).tree.length, 2);
 });
 
+test("a flood evicts what everybody shares, unless found content is protected", () => {
+  assert.deepEqual(marked(frames("flood").find((f) => f.tables.c), "hit"), []);
+  assert.deepEqual(marked(frames("segmented").find((f) => f.tables.c), "hit"), [1, 2]);
+});
+
 test("a node whose beginning is gone is no part of any prompt's path", () => {
   const contents = { a: { parent: "", text: "A" }, b: { parent: "a", text: "B" } };
   const [node] = kinds.blocks.tree(contents, [{ id: 1, name: "b" }]);
