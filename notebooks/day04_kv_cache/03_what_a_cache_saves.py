@@ -95,11 +95,11 @@ table(
 #
 # ## Where a system prompt stands in the queue
 #
-# The same 120 requests, a pool of 80 blocks. How many blocks of the first assistant's prompt are in the cache
+# The first 240 requests, a pool of 80 blocks. How many blocks of the first assistant's prompt are in the cache
 # after each?
 
 # %%
-prompts = TRACES["assistants and documents"][:120]
+prompts = TRACES["assistants and documents"][:240]
 hasher = make_block_hasher(4)
 wanted = Request("w", list(range(32)), SamplingParams(max_tokens=1), block_hasher=hasher).block_hashes
 fig, ax = figure(7.0, 2.6)

@@ -101,8 +101,12 @@ def paged_attention(
     sliding_window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of a mixed batch over the paged cache. See
-    `learnvllm.model_layers.ops.paged_attention`.
+    """Causal attention of a mixed batch over the paged cache, with sums in fp32.
+
+    q: [T, Hq, D], rows query_start_loc[r] to query_start_loc[r + 1] are request r's: the last of its
+    seq_lens[r] positions. caches: [num_blocks, Hk, block_size, D]; block_table: [R, max_blocks], entry i of a
+    row holds positions i * block_size on; sliding_window: a query sees so many tokens, itself included.
+    Returns out, or a new tensor like q. See `learnvllm.model_layers.ops.paged_attention`.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     group = q.shape[1] // k_cache.shape[1]
