@@ -23,7 +23,7 @@ from learnvllm.architecture.model_arch import ModelArchitecture
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-Policy = Literal["fcfs", "priority"]
+Policy = Literal["fcfs", "priority", "shortest"]
 PrefixCacheEviction = Literal["lru", "segmented"]
 ExecutorBackend = Literal["uni", "mp"]
 
@@ -139,6 +139,8 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     """Requests that may run at once."""
     policy: Policy = "fcfs"
+    """Who is admitted next. priority: the lowest value. shortest: the earliest arrival, put off by 10 ms for
+    each token of its prompt."""
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one request in a step; 0: the whole budget."""

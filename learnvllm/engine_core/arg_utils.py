@@ -86,7 +86,8 @@ class EngineArgs:
     )
     max_num_seqs: int = _flag(SchedulerConfig.max_num_seqs, "Requests that may run at once.")
     scheduling_policy: Policy = _flag(
-        SchedulerConfig.policy, "fcfs: in order of arrival. priority: a request's priority first."
+        SchedulerConfig.policy,
+        "fcfs: in order of arrival. priority: a request's priority first. shortest: short prompts first.",
     )
     enable_chunked_prefill: bool = _flag(
         SchedulerConfig.enable_chunked_prefill, "Compute long prompts in pieces, beside running decodes."

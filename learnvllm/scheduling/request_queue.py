@@ -1,18 +1,24 @@
-"""Who waits, and who is next: first come first served, or by priority.
+"""Who waits, and who is next: first come first served, by priority, or short prompts first.
 
-Both queues find and remove a request anywhere in them without walking through it, because clients hang up in
-any order. Upstream namesake: vllm/v1/core/sched/request_queue.py (FCFSRequestQueue, PriorityRequestQueue).
+Every queue finds and removes a request anywhere in it without walking through it, because clients hang up in
+any order. Upstream namesake: vllm/v1/core/sched/request_queue.py (FCFSRequestQueue, PriorityRequestQueue);
+ShortestFirstRequestQueue is ours alone.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from learnvllm.architecture.config import Policy
 from learnvllm.architecture.request import Request
+
+SECONDS_PER_PROMPT_TOKEN = 0.01
+"""Policy `shortest`: by how much a token of its prompt puts off a request's turn."""
 
 
 class RequestQueue(ABC):
@@ -136,5 +142,63 @@ class PriorityRequestQueue(RequestQueue):
         self.num_prompt_tokens -= request.num_prompt_tokens
 
 
+class ShortestFirstRequestQueue(RequestQueue):
+    """Short prompts first, but whoever waits gets a turn. A sorted list, in which bisection finds anybody.
+
+    A request's turn is its arrival time plus SECONDS_PER_PROMPT_TOKEN for each token of its prompt; the
+    earliest is next. So a short question overtakes a long document, but not one that has waited as long as
+    its length puts it off: nobody starves. The preempted go before all others, the latest of them first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order: list[tuple[float, int, Request]] = []
+        """(turn, number, request): the number decides between equal turns."""
+        self._places: dict[str, tuple[float, int]] = {}
+        self._count = 0
+
+    def add_request(self, request: Request) -> None:
+        turn = request.arrival_time + SECONDS_PER_PROMPT_TOKEN * request.num_prompt_tokens
+        self._count += 1
+        self._insert(request, (turn, self._count))
+
+    def prepend_request(self, request: Request) -> None:
+        self._count += 1
+        self._insert(request, (-math.inf, -self._count))
+
+    def peek_request(self) -> Request:
+        if not self._order:
+            raise IndexError("no request waits")
+        return self._order[0][2]
+
+    def pop_request(self) -> Request:
+        request = self.peek_request()
+        self.remove_request(request)
+        return request
+
+    def remove_request(self, request: Request) -> None:
+        place = self._places.pop(request.request_id)
+        del self._order[bisect.bisect_left(self._order, place)]
+        self.num_prompt_tokens -= request.num_prompt_tokens
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([request for _, _, request in self._order])
+
+    def _insert(self, request: Request, place: tuple[float, int]) -> None:
+        self._places[request.request_id] = place
+        bisect.insort(self._order, (*place, request))
+        self.num_prompt_tokens += request.num_prompt_tokens
+
+
+_QUEUES: dict[str, type[RequestQueue]] = {
+    "fcfs": FCFSRequestQueue,
+    "priority": PriorityRequestQueue,
+    "shortest": ShortestFirstRequestQueue,
+}
+
+
 def create_request_queue(policy: Policy) -> RequestQueue:
-    return PriorityRequestQueue() if policy == "priority" else FCFSRequestQueue()
+    return _QUEUES[policy]()

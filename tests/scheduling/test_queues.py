@@ -1,4 +1,4 @@
-"""Both queues behave as a sorted list from which anybody may leave."""
+"""Every queue behaves as a sorted list from which anybody may leave."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.scheduling.request_queue import FCFSRequestQueue, PriorityRequestQueue, create_request_queue
+from learnvllm.scheduling.request_queue import (
+    SECONDS_PER_PROMPT_TOKEN,
+    FCFSRequestQueue,
+    PriorityRequestQueue,
+    ShortestFirstRequestQueue,
+    create_request_queue,
+)
 
 
 def make_request(index: int, priority: int = 0) -> Request:
@@ -19,12 +25,17 @@ operations = st.lists(
 )
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def turn(request: Request) -> float:
+    return request.arrival_time + SECONDS_PER_PROMPT_TOKEN * request.num_prompt_tokens
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest"])
 @given(operations=operations)
 def test_a_queue_behaves_as_a_list(policy: str, operations: list[tuple[str, int]]) -> None:
     queue = create_request_queue(policy)  # type: ignore[arg-type]
     model: list[Request] = []
     popped: list[Request] = []
+    returned: list[Request] = []
     for index, (operation, number) in enumerate(operations):
         if operation == "add":
             request = make_request(index, priority=number)
@@ -34,20 +45,25 @@ def test_a_queue_behaves_as_a_list(policy: str, operations: list[tuple[str, int]
             assert queue.peek_request() is model[0]
             popped.append(queue.pop_request())
             assert popped[-1] is model.pop(0)
+            returned = [request for request in returned if request is not popped[-1]]
         elif operation == "remove" and model:
             queue.remove_request(model.pop(number % len(model)))
         elif operation == "return" and popped:
             request = popped.pop()
             queue.prepend_request(request)
             model.insert(0, request)
+            returned.insert(0, request)
         if policy == "priority":
             model.sort()
+        if policy == "shortest":
+            first = [request for request in returned if request in model]
+            model = first + sorted((request for request in model if request not in first), key=turn)
         assert list(queue) == model
         assert len(queue) == len(model)
         assert queue.num_prompt_tokens == sum(request.num_prompt_tokens for request in model)
 
 
-@pytest.mark.parametrize("queue", [FCFSRequestQueue(), PriorityRequestQueue()])
+@pytest.mark.parametrize("queue", [FCFSRequestQueue(), PriorityRequestQueue(), ShortestFirstRequestQueue()])
 def test_an_empty_queue_has_no_next(queue) -> None:
     with pytest.raises(IndexError):
         queue.peek_request()
@@ -77,3 +93,11 @@ def test_the_priority_queue_does_not_keep_the_dead() -> None:
         queue.add_request(request)
         queue.remove_request(request)
     assert len(queue._heap) < 50
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_has_not_waited_as_long_as_it_is() -> None:
+    queue = ShortestFirstRequestQueue()
+    for name, length, arrival in (("document", 100, 0.0), ("chat", 10, 0.5), ("late chat", 10, 0.95)):
+        params = SamplingParams(max_tokens=1)
+        queue.add_request(Request(name, [0] * length, params, arrival_time=arrival))
+    assert [request.request_id for request in queue] == ["chat", "document", "late chat"]

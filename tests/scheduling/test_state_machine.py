@@ -34,7 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 3, 8, 64]),
         max_num_seqs=st.sampled_from([1, 3, 8]),
         caching=st.booleans(),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "shortest"]),
         async_scheduling=st.booleans(),
         execute_late=st.booleans(),
         threshold=st.sampled_from([0, 0, 4]),

@@ -1,0 +1,142 @@
+"""A model that is none: its next token is a hash of all tokens before it.
+
+So scheduler and KV cache run alone, in microseconds, and every output is known beforehand: what differs from
+`predict` was lost, doubled or mixed up on the way. No upstream namesake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from learnvllm.architecture.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    SchedulerConfig,
+)
+from learnvllm.architecture.model_arch import FULL_ATTENTION, ModelArchitecture, RopeConfig
+from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
+from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+VOCAB_SIZE = 50
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    """A prompt that differs from its first token on from those of the next 49 seeds."""
+    return [(seed * 7919 + i * 31 + seed) % VOCAB_SIZE for i in range(length)]
+
+
+def toy_config(
+    *,
+    num_blocks: int = 1000,
+    block_size: int = 16,
+    max_model_len: int = 4096,
+    watermark: float = 0.0,
+    enable_prefix_caching: bool = False,
+    prefill_tokens_per_decode: int = 0,
+    **scheduler_options: Any,
+) -> EngineConfig:
+    """An engine configuration for the toy model: a pool of `num_blocks`, of which block 0 is nobody's.
+
+    Args:
+        scheduler_options: any other field of SchedulerConfig, such as max_num_batched_tokens.
+    """
+    arch = ModelArchitecture(
+        model_type="llama",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_attention_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=max_model_len,
+        rms_norm_eps=1e-6,
+        hidden_act="silu",
+        tie_word_embeddings=True,
+        attention_bias=False,
+        attention_out_bias=False,
+        mlp_bias=False,
+        rope=RopeConfig(),
+        rope_local=None,
+        layer_types=(FULL_ATTENTION,),
+        sliding_window=None,
+        query_pre_attn_scalar=None,
+        eos_token_ids=(),
+        bos_token_id=None,
+        torch_dtype="float32",
+    )
+    return EngineConfig(
+        model_config=ModelConfig(model="toy", path=Path("toy"), arch=arch),
+        cache_config=CacheConfig(
+            block_size=block_size,
+            num_gpu_blocks_override=num_blocks,
+            enable_prefix_caching=enable_prefix_caching,
+            watermark=watermark,
+        ),
+        scheduler_config=SchedulerConfig(
+            prefill_tokens_per_decode=prefill_tokens_per_decode, **scheduler_options
+        ),
+        observability_config=ObservabilityConfig(log_stats=False),
+    )
+
+
+def toy_kv_cache(config: EngineConfig) -> KVCacheConfig:
+    """The toy's cache: one layer with full attention."""
+    cache = config.cache_config
+    assert cache.num_gpu_blocks_override is not None
+    spec = FullAttentionSpec(cache.block_size, num_kv_heads=1, head_dim=8, dtype="float32")
+    group, tensor = KVCacheGroupSpec(("layers.0",), spec), KVCacheTensor(("layers.0",))
+    return KVCacheConfig(cache.num_gpu_blocks_override, cache.block_size, (group,), (tensor,))
+
+
+class Device(Protocol):
+    """Executes steps, in order."""
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput: ...
+
+
+class ToyDevice:
+    """Samples a token for every request whose known tokens are all computed. Holds no KV."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, list[int]] = {}
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        for req_id in output.finished_req_ids | output.preempted_req_ids:
+            self._tokens.pop(req_id, None)
+        cached = output.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens))
+        for new in output.scheduled_new_reqs:
+            self._tokens[new.req_id] = list(new.token_ids)
+            starts[new.req_id] = new.num_computed_tokens
+        sampled = [
+            self._sample(req_id, starts[req_id] + count)
+            for req_id, count in output.num_scheduled_tokens.items()
+        ]
+        return ModelRunnerOutput(list(output.num_scheduled_tokens), sampled)
+
+    def _sample(self, req_id: str, num_computed: int) -> list[int]:
+        tokens = self._tokens[req_id]
+        if num_computed < len(tokens):
+            return []
+        tokens.append(next_token(tokens))
+        return tokens[-1:]
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """The toy model's choice after these tokens: any other history, most likely another choice."""
+    digest = hashlib.blake2b(bytes(tokens), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % VOCAB_SIZE
+
+
+def predict(prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """What a request must produce, whatever else runs and however its tokens are cut into steps."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
