@@ -1,4 +1,4 @@
-"""`learnvllm dev …`: `generate` writes starters, `check` proves exercises, `site` writes the pages as Markdown.
+"""`learnvllm dev …`: `generate` writes starters, `check` proves exercises, `site` writes pages as Markdown.
 
 Also runnable as `python -m learnvllm.study.dev`.
 """
