@@ -108,6 +108,8 @@ class _Family:
 
     def _look(self) -> None:
         """Note descendants while their parents live: an orphan cannot be found any more."""
+        if self._process.returncode is not None:  # its number may be another's by now
+            return
         with contextlib.suppress(psutil.Error):
             parent = psutil.Process(self._process.pid)
             for process in (parent, *parent.children(recursive=True)):

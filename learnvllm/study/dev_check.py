@@ -25,7 +25,7 @@ from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.grading import GradeReport, grade
 from learnvllm.study.mutants import apply_mutant, load_mutants
 from learnvllm.study.proof import Killed, KnownTest, Proof
-from learnvllm.study.sources import reference_hash
+from learnvllm.study.sources import PACKAGE, reference_hash
 from learnvllm.study.starters import reference_path, render_solution, render_starter
 
 GRADER_LIMIT_S = 15.0
@@ -176,7 +176,8 @@ def _mistakes_of_reference(report: GradeReport) -> list[str]:
 
 def _key(exercise: Exercise) -> str:
     """Of all that a result depends on: the exercise, and every module of ours that it or its grader needs."""
-    files = [exercise.test_path, reference_path(exercise.module), *proof.support_files(exercise)]
+    machinery = [PACKAGE / "study" / name for name in ("dev_check.py", "grader_plugin.py")]
+    files = [*machinery, exercise.test_path, reference_path(exercise.module), *proof.support_files(exercise)]
     return hashlib.sha256((proof.content(exercise) + reference_hash(files)).encode()).hexdigest()
 
 

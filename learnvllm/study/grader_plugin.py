@@ -7,6 +7,7 @@ record with --grader-events.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import io
 import json
@@ -16,6 +17,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from learnvllm.study.failures import explain
@@ -127,9 +129,12 @@ class _Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        """Threads that a learner's code left running shall not keep the grader from ending."""
+        """Threads and processes that a learner's code left running shall not outlive the grader."""
         sys.stdout, sys.stderr = self._screen
         if os.getpid() == self._pid:
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
             self._file.close()
             sys.stdout.flush()
             os._exit(0)

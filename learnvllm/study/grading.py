@@ -6,11 +6,9 @@ at all: the report names each of these, and none reaches whoever asked. As JSON 
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import os
-import re
 import sys
 import tempfile
 import time
@@ -19,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learnvllm.study import bounded_process, proof
+from learnvllm.study import bounded_process, problems, proof
 from learnvllm.study.bounded_process import Ending
 from learnvllm.study.exercise import Exercise, StudyError, read_bytes
 from learnvllm.study.grader_events import Events, last_line, read_events
-from learnvllm.study.subject import SubjectError
 
 EXERCISM = {
     "passed": "pass",
@@ -132,10 +129,10 @@ def grade(
             raise StudyError(f'Graders need {package}: pip install "learnvllm[study]", or `make setup`.')
     path = (subject or exercise.path).resolve()
     started = time.monotonic()
-    problem = _problem_of_files(exercise, path) or _problem_of_syntax(path)
+    problem = problems.of_files(exercise, path) or problems.of_syntax(path)
     if problem:
         return _report(exercise, path, started, problem=problem)
-    with tempfile.TemporaryDirectory(prefix="learnvllm-grade-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="learnvllm-grade-", ignore_cleanup_errors=True) as scratch:
         events_path = Path(scratch) / "events.jsonl"
         ending = bounded_process.run(
             _command(exercise, events_path, max(timeout_s - 2, timeout_s / 2)),
@@ -146,11 +143,10 @@ def grade(
         )
         events = read_events(events_path)
         line = last_line(events_path.with_suffix(".stack"), path)
-    problem = _problem_of_run(exercise, path, ending, events, timeout_s, line)
+    problem = problems.of_run(exercise, path, ending, events, timeout_s, line)
     tests = _test_reports(events, ending)
-    return _report(
-        exercise, path, started, tests, problem or _problem_of_points(exercise, tests), ending.output
-    )
+    problem = problem or problems.of_points(exercise, events)
+    return _report(exercise, path, started, tests, problem, ending.output)
 
 
 def _report(
@@ -224,86 +220,6 @@ def _announcer(
         told = len(names)
 
     return announce
-
-
-# --------------------------------------------------------------------------------------------- problems
-
-
-def _problem_of_files(exercise: Exercise, path: Path) -> str | None:
-    for file in (path, exercise.test_path):
-        if file.is_file():
-            continue
-        others = sorted(other.name for other in exercise.folder.glob("*.py") if other != exercise.test_path)
-        seen = f" (there is {', '.join(others)}: rename it back?)" if others and file == exercise.path else ""
-        way = f"`learnvllm reset {exercise.id}`" if file == exercise.path else f"`git checkout -- {file}`"
-        return f"{file.name} is missing from {exercise.folder}{seen}. {way} brings back the original."
-    return None
-
-
-def _problem_of_syntax(path: Path) -> str | None:
-    try:
-        ast.parse(path.read_bytes(), str(path))
-    except SyntaxError as error:
-        text = f": {error.text.strip()}" if error.text and error.text.strip() else ""
-        line = f", line {error.lineno}" if error.lineno else ""
-        return f"{path.name}{line}: {error.msg}{text}"
-    except (ValueError, RecursionError, MemoryError) as error:
-        return f"{path.name} is no Python source: {error or type(error).__name__}."
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror}."
-    return None
-
-
-def _problem_of_run(
-    exercise: Exercise, path: Path, ending: Ending, events: Events, timeout_s: float, line: str | None
-) -> str | None:
-    """What kept the grader from reaching its end. `line`: where the file was when time ran short."""
-    if events.collect_errors:
-        return _in_plain_words(events.collect_errors[0], path)
-    if events.collected:
-        meanwhile = f"while {events.running} ran" if events.running else "between two tests"
-    else:
-        meanwhile = f"while {path.name} was imported"
-    if events.exited:
-        name, message = events.exited
-        return f"{message}, while {name} ran. Library code raises an exception; it never leaves the process."
-    if events.interrupted_by:
-        return f"{events.interrupted_by} ended the run, {meanwhile}."
-    if ending.reason == "time":
-        where = f" It was at {line}." if line else ""
-        return (
-            f"Time limit: not done after {timeout_s:g} s, stopped {meanwhile}.{where} A loop that never ends?"
-        )
-    if ending.reason == "memory":
-        return f"Memory limit: above {ending.limit_text}, stopped {meanwhile}. Does a list grow for ever?"
-    if events.finished and not events.running:
-        return None if events.collected else f"{exercise.test_path.name} holds no test any more."
-    if events.internal_errors:
-        return f"The grader broke down {meanwhile}: {events.internal_errors[-1].strip().splitlines()[-1]}"
-    how = f"signal {-ending.code}" if ending.code < 0 else f"exit code {ending.code}"
-    last = ending.output.strip().splitlines()
-    said = f" Its last words: {last[-1][:300]}" if last else ""
-    return f"The process ended ({how}) {meanwhile}: os._exit, an interrupt, or a crash.{said}"
-
-
-def _in_plain_words(error: str, path: Path) -> str:
-    """Why the grader's file could not be imported: nearly always because of the file under grading."""
-    first = error.strip().splitlines()[0].removeprefix(f"{SubjectError.__module__}.SubjectError: ")
-    gone = re.fullmatch(r"AttributeError: module 'learnvllm_exercises\..*' has no attribute '(\w+)'", first)
-    return f"{path.name} does not define {gone[1]}: was it renamed or deleted?" if gone else first
-
-
-def _problem_of_points(exercise: Exercise, tests: tuple[TestReport, ...]) -> str | None:
-    """A grader from which a test was taken could be passed with the work undone."""
-    worth = sum(test.max_points for test in tests)
-    if worth == exercise.points:
-        return None
-    gone = sorted(set(proof.known_tests(exercise)) - {test.name for test in tests})
-    which = f": {', '.join(gone)} missing" if gone else ""
-    return (
-        f"{exercise.test_path.name} has tests worth {worth:g} points, exercise.toml says "
-        f"{exercise.points}{which}. `git checkout -- {exercise.test_path}` brings back the original."
-    )
 
 
 def _test_reports(events: Events, ending: Ending) -> tuple[TestReport, ...]:

@@ -1,0 +1,94 @@
+"""What kept a grader from its work, in a sentence for the learner: no file, no Python, no end, no process.
+
+Each function answers None when it has nothing to say.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from learnvllm.study import proof
+from learnvllm.study.bounded_process import Ending
+from learnvllm.study.exercise import Exercise
+from learnvllm.study.grader_events import Events
+from learnvllm.study.subject import SubjectError
+
+
+def of_files(exercise: Exercise, path: Path) -> str | None:
+    root = exercise.folder.parent.parent
+    for file in (path, exercise.test_path, root / "conftest.py", root / "pytest.ini"):
+        if file.is_file():
+            continue
+        others = sorted(other.name for other in exercise.folder.glob("*.py") if other != exercise.test_path)
+        seen = f" (there is {', '.join(others)}: rename it back?)" if others and file == exercise.path else ""
+        way = f"`learnvllm reset {exercise.id}`" if file == exercise.path else f"`git checkout -- {file}`"
+        return f"{file.name} is missing from {file.parent}{seen}. {way} brings back the original."
+    return None
+
+
+def of_syntax(path: Path) -> str | None:
+    try:
+        ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        text = f": {error.text.strip()}" if error.text and error.text.strip() else ""
+        line = f", line {error.lineno}" if error.lineno else ""
+        return f"{path.name}{line}: {error.msg}{text}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"{path.name} is no Python source: {error or type(error).__name__}."
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}."
+    return None
+
+
+def of_run(
+    exercise: Exercise, path: Path, ending: Ending, events: Events, timeout_s: float, line: str | None
+) -> str | None:
+    """What kept the grader from reaching its end. `line`: where the file was when time ran short."""
+    if events.collect_errors:
+        return _in_plain_words(events.collect_errors[0], path)
+    if events.collected:
+        meanwhile = f"while {events.running} ran" if events.running else "between two tests"
+    else:
+        meanwhile = f"while {path.name} was imported"
+    if events.exited:
+        name, message = events.exited
+        return f"{message}, while {name} ran. Library code raises an exception; it never leaves the process."
+    if events.interrupted_by:
+        return f"{events.interrupted_by} ended the run, {meanwhile}."
+    if ending.reason == "time":
+        where = f" It was at {line}." if line else ""
+        return (
+            f"Time limit: not done after {timeout_s:g} s, stopped {meanwhile}.{where} A loop that never ends?"
+        )
+    if ending.reason == "memory":
+        return f"Memory limit: above {ending.limit_text}, stopped {meanwhile}. Does a list grow for ever?"
+    if events.finished and not events.running:
+        return None if events.collected else f"{exercise.test_path.name} holds no test any more."
+    if events.internal_errors:
+        return f"The grader broke down {meanwhile}: {events.internal_errors[-1].strip().splitlines()[-1]}"
+    how = f"signal {-ending.code}" if ending.code < 0 else f"exit code {ending.code}"
+    last = ending.output.strip().splitlines()
+    said = f" Its last words: {last[-1][:300]}" if last else ""
+    return f"The process ended ({how}) {meanwhile}: os._exit, an interrupt, or a crash.{said}"
+
+
+def _in_plain_words(error: str, path: Path) -> str:
+    """Why the grader's file could not be imported: nearly always because of the file under grading."""
+    first = error.strip().splitlines()[0].removeprefix(f"{SubjectError.__module__}.SubjectError: ")
+    gone = re.fullmatch(r"AttributeError: module 'learnvllm_exercises\..*' has no attribute '(\w+)'", first)
+    return f"{path.name} does not define {gone[1]}: was it renamed or deleted?" if gone else first
+
+
+def of_points(exercise: Exercise, events: Events) -> str | None:
+    """A grader from which a test was taken could be passed with the work undone."""
+    worth = sum(events.collected.values())
+    if worth == exercise.points:
+        return None
+    gone = sorted(set(proof.known_tests(exercise)) - events.collected.keys())
+    which = f": {', '.join(gone)} missing" if gone else ""
+    return (
+        f"{exercise.test_path.name} has tests worth {worth:g} points, exercise.toml says "
+        f"{exercise.points}{which}. `git checkout -- {exercise.test_path}` brings back the original."
+    )
