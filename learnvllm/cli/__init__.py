@@ -33,7 +33,7 @@ class Command:
     """What follows the flags, in the usage line."""
 
 
-_ENGINE, _TOOLS = "learnvllm.cli.engine", "learnvllm.cli.tools"
+_ENGINE, _TOOLS, _STUDY = "learnvllm.cli.engine", "learnvllm.cli.tools", "learnvllm.study.commands"
 GROUPS: dict[str, dict[str, Command]] = {
     "Run the engine": {
         "serve": Command("Serve a model: the OpenAI API over HTTP.", _ENGINE, " [MODEL]"),
@@ -42,6 +42,21 @@ GROUPS: dict[str, dict[str, Command]] = {
         "bench": Command(
             "Measure throughput, latency, or a running server.", _ENGINE, " {throughput,latency,serve}"
         ),
+    },
+    "Learn": {
+        "day": Command("A day's plan: what to read, run, build and answer.", f"{_STUDY}.overview", " N"),
+        "next": Command("The exercise that comes next.", f"{_STUDY}.overview"),
+        "check": Command("Grade your code.", f"{_STUDY}.check", " [ID]"),
+        "hint": Command("One more hint.", f"{_STUDY}.helping", " [ID]"),
+        "solution": Command("The reference's code, once you have passed.", f"{_STUDY}.helping", " ID"),
+        "reset": Command("Bring an exercise's starter back; yours is backed up.", f"{_STUDY}.helping", " ID"),
+        "update": Command("Merge new starters into your files.", f"{_STUDY}.helping", " [ID]"),
+        "progress": Command("The eleven days and the site, as a checklist.", f"{_STUDY}.overview"),
+        "quiz": Command("Answer a day's questions.", f"{_STUDY}.daily", " N"),
+        "journal": Command("Your log: a day's entry, list, export.", f"{_STUDY}.daily", " N|list|export"),
+        "notebook": Command("Open a day's notebooks in Jupyter Lab.", f"{_STUDY}.daily", " N"),
+        "study": Command("All of this on one screen.", f"{_STUDY}.daily", " [ID]"),
+        "dev": Command("For authors: prove exercises, make starters.", f"{_STUDY}.authoring", " ACTION"),
     },
     "This machine": {
         "models": Command("List, fetch and find models.", _TOOLS, " [{list,pull,path}]"),

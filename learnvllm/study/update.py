@@ -65,9 +65,10 @@ def update(exercise: Exercise) -> Update:
         files.write_text(base_file, new)
         return Update(exercise, REPLACED)
     base = files.read_text(base_file) if base_file.exists() else None
+    if base is None and new in (mine, _committed(path)):  # what git brought is what they began with
+        base = new
+        files.write_text(base_file, new)
     if mine == new or base == new:
-        if base is None:
-            files.write_text(base_file, new)
         return Update(exercise, UNCHANGED)
     if base is None:
         return Update(exercise, NO_BASE, proposal=_propose(exercise, new))
@@ -115,6 +116,16 @@ def merge(mine: str, base: str, new: str) -> tuple[str, bool]:
     if not 0 <= done.returncode <= 127:  # up to 127 it is the number of conflicts
         raise StudyError(f"git merge-file failed: {done.stderr.decode(errors='replace').strip()}.")
     return done.stdout.decode("utf-8"), done.returncode > 0
+
+
+def _committed(path: Path) -> str | None:
+    """The file as git last committed it; None where it did not, or there is no git."""
+    command = ["git", "show", f"HEAD:./{path.name}"]
+    try:
+        done = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
 
 
 def _proposal_path(exercise: Exercise) -> Path:

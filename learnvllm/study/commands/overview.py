@@ -1,0 +1,180 @@
+"""`learnvllm progress`, `day N` and `next`: where you are, what today holds, what to do now."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from learnvllm.study import files, journal
+from learnvllm.study.overview import Course, DayState, ExerciseState, course
+from learnvllm.study.terminal import console, minutes, plural, print_json, print_markdown
+
+BOXES = {"done": "[good]\\[x][/]", "started": "\\[~]", "open": "\\[ ]", "coming": "\\[ ]"}
+STATES = {
+    "passed": "[good]passed[/]",
+    "changed": "passed; the exercise has changed since: check it again",
+    "started": "started",
+    "open": "open",
+}
+
+
+def configure_progress(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="For programs.")
+
+
+def run_progress(args: argparse.Namespace) -> int:
+    state = course()
+    if args.json:
+        print_json(state.to_json())
+        return 0
+    out = console()
+    passed, points = sum(e.done for e in state.exercises), sum(day.points for day in state.days)
+    total = sum(day.max_points for day in state.days)
+    out.print(f"{passed} of {plural(len(state.exercises), 'exercise')}, {points:g} of {total} points\n")
+    for day in state.days:
+        out.print(
+            f"{BOXES[day.status]} Day {day.day.number:>2}  {day.day.title:<22}{_summary(day)}", soft_wrap=True
+        )
+        for exercise in day.exercises:
+            out.print(f"      {_exercise_line(exercise)}", soft_wrap=True)
+    out.print("\nThe site")
+    for item in state.site:
+        out.print(f"{BOXES['done' if item.done else 'open']} {escape(item.text)}", soft_wrap=True)
+    _show_notes(out, state)
+    return 0
+
+
+def _summary(day: DayState) -> str:
+    if day.status == "coming":
+        return "[faint]coming[/]"
+    parts = [
+        f"{day.passed} of {plural(len(day.exercises), 'exercise')}",
+        f"{day.points:g}/{day.max_points} points",
+    ]
+    if day.quiz:
+        parts.append(f"quiz {day.quiz.right}/{day.quiz.questions}")
+    parts.append("journal begun" if day.journal else "no journal yet")
+    return ", ".join(parts)
+
+
+def _exercise_line(state: ExerciseState) -> str:
+    record, mark = state.record, "[good]✓[/]" if state.done else " "
+    told = [STATES[state.status]]
+    if record.points:
+        told.append(f"{record.points:g}/{state.exercise.points} points")
+    told += [plural(record.hints, "hint")] if record.hints else []
+    told += ["gave up"] if record.gave_up else []
+    return f"{mark} {state.exercise.id:<38} {', '.join(told)}"
+
+
+def _show_notes(out: Console, state: Course) -> None:
+    out.print()
+    for day in state.days:
+        if day.journal_problem:
+            out.print(Text(f"Journal: {day.journal_problem}", style="bad"), soft_wrap=True)
+    if state.vanished:
+        gone = ", ".join(state.vanished)
+        out.print(
+            Text(f"Recorded, but not among the exercises here: {gone}. Their records are kept."),
+            soft_wrap=True,
+        )
+    following = state.next_exercise()
+    if following:
+        out.print(
+            f"Next: [cmd]learnvllm check {following.exercise.name}[/]  ({escape(following.exercise.title)})"
+        )
+    elif state.exercises:
+        out.print("Every exercise has passed. [cmd]learnvllm serve --mine[/] serves a model with your code.")
+
+
+# ------------------------------------------------------------------------------------------------------ day
+
+
+def configure_day(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("day", type=int, metavar="N", help="1 to 11.")
+    parser.add_argument("--json", action="store_true", help="For programs.")
+
+
+def run_day(args: argparse.Namespace) -> int:
+    from learnvllm.study.catalogue import find_day
+
+    find_day(args.day)
+    state = course().days[args.day - 1]
+    if args.json:
+        print_json(state.to_json())
+        return 0
+    out = console()
+    work = state.reading_minutes + sum(e.exercise.minutes for e in state.exercises)
+    title = f"Day {state.day.number}: {state.day.title}"
+    out.print(f"[head]{escape(title)}[/] [faint]{minutes(work)} and the notebooks[/]")
+    if state.status == "coming":
+        out.print("Its exercises are coming.")
+    _show_material(out, state)
+    if state.exercises:
+        out.print("\nBuild")
+    for exercise in state.exercises:
+        out.print(_work_line(exercise), soft_wrap=True)
+    if state.quiz:
+        out.print(f"\nAnswer\n    [cmd]learnvllm quiz {args.day}[/]  "
+                  f"[faint]{state.quiz.right} of {state.quiz.questions} right so far[/]")  # fmt: skip
+    log = "begun" if state.journal else "not begun"
+    out.print(f"\nWrite down\n    [cmd]learnvllm journal {args.day}[/]  [faint]{log}[/]")
+    if state.journal_problem:
+        out.print(Text(f"    {state.journal_problem}", style="bad"), soft_wrap=True)
+    return 0
+
+
+def _work_line(state: ExerciseState) -> str:
+    exercise, mark = state.exercise, "[good]✓[/]" if state.done else " "
+    work = f"{exercise.level}, {minutes(exercise.minutes)}, {exercise.points} points; {state.status}"
+    return f"  {mark} [cmd]learnvllm check {exercise.name:<24}[/] {escape(exercise.title)} [faint]({work})[/]"
+
+
+def _show_material(out: Console, state: DayState) -> None:
+    if state.pages:
+        out.print(f"\nRead [faint]({minutes(state.reading_minutes)})[/]")
+        for page in state.pages:
+            out.print(f"    {files.shown(page)}", soft_wrap=True)
+    if state.notebooks:
+        out.print(f"\nRun\n    [cmd]learnvllm notebook {state.day.number}[/]")
+        for notebook in state.notebooks:
+            out.print(f"    [faint]{files.shown(notebook)}[/]", soft_wrap=True)
+
+
+# ----------------------------------------------------------------------------------------------------- next
+
+
+def configure_next(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="For programs.")
+
+
+def run_next(args: argparse.Namespace) -> int:
+    state = course()
+    following = state.next_exercise()
+    if args.json:
+        print_json(following.to_json() if following else {"id": None})
+        return 0
+    out = console()
+    if following is None:
+        out.print("Every exercise has passed. [cmd]learnvllm progress[/] shows them.")
+        return 0
+    exercise = following.exercise
+    work = f"{exercise.level}, {minutes(exercise.minutes)}, {exercise.points} points"
+    out.print(f"[head]{escape(exercise.title)}[/] [faint](day {exercise.day}, {exercise.id}, {work})[/]")
+    print_markdown(out, exercise.summary)
+    passed = {e.exercise.id for e in state.exercises if e.record.passed}
+    before = [name for name in exercise.prerequisites if name not in passed]
+    if before:
+        out.print(f"Builds on {', '.join(before)}, not passed yet.")
+    if exercise.out_of_scope:
+        print_markdown(out, f"Not asked: {exercise.out_of_scope}", faint=True)
+    for page in exercise.reading:
+        out.print(f"  read    docs/{page}", soft_wrap=True)
+    out.print(f"  edit    {files.shown(exercise.path)}", soft_wrap=True)
+    out.print(f"  check   [cmd]learnvllm check {exercise.name} --watch[/]")
+    if following.status == "open" and not journal.entry_path(exercise.day).exists():
+        out.print(f"  today   [cmd]learnvllm day {exercise.day}[/]")
+    return 0

@@ -1,0 +1,169 @@
+"""The study screen, driven by its keys."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Markdown, RichLog, Static, TabbedContent, Tree
+
+from learnvllm.study import grading, progress
+from learnvllm.study.exercise import Exercise
+from learnvllm.study.screen import StudyApp
+
+SIZE = (120, 40)
+
+
+def log_text(app: StudyApp) -> str:
+    return "\n".join(line.text for line in app.query_one("#log", RichLog).lines)
+
+
+def labels(app: StudyApp) -> list[str]:
+    tree: Tree[Exercise] = app.query_one("#days", Tree)
+    return [str(node.label) for day in tree.root.children for node in (day, *day.children)]
+
+
+async def settled(app: StudyApp, pilot: Pilot[None]) -> None:
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+async def test_it_begins_with_what_comes_next(tiny: Exercise) -> None:
+    app = StudyApp()
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        assert " 1 Architecture  0/1" in labels(app)
+        assert "  Tiny" in labels(app)
+        assert "# Tiny" in app.query_one("#exercise", Markdown).source
+        assert "0 of 2 exercises" in str(app.query_one("#standing", Static).render())
+
+
+async def test_a_check_runs_beside_the_screen_and_is_recorded(tiny: Exercise, graded: dict[str, Any]) -> None:
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("c")
+        await settled(app, pilot)
+        assert app.query_one("#tabs", TabbedContent).active == "check-tab"
+        assert "Passed: 2 of 2 points" in log_text(app)
+        assert "✓ Tiny" in labels(app)
+        await pilot.press("n")
+        await pilot.pause()
+        assert "# A free queue" in app.query_one("#exercise", Markdown).source
+    assert progress.load_progress().passed_ids() == [tiny.id]
+
+
+async def test_while_one_check_runs_the_screen_answers_and_no_second_begins(
+    tiny: Exercise, graded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, plain = threading.Event(), grading.grade
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        assert go_on.wait(30)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(grading, "grade", slow)
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("c", "c", "h")
+        await pilot.pause()
+        assert app.grading
+        assert app.query_one("#tabs", TabbedContent).active == "hints-tab"
+        go_on.set()
+        await settled(app, pilot)
+        assert not app.grading
+    assert graded["calls"] == 1
+
+
+async def test_leaving_ends_the_grader(tiny: Exercise) -> None:
+    """A loop that never ends is stopped when the screen closes, long before its time limit."""
+    tiny.path.write_text("def cdiv(a, b):\n    while True: pass\n")
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("c")
+        await pilot.pause()
+        assert app.grading
+        await pilot.press("q")
+    assert progress.load_progress().exercises == {}
+
+
+async def test_hints_come_one_by_one(tiny: Exercise) -> None:
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        for count in (1, 2, 3, 3):
+            await pilot.press("h")
+            await pilot.pause()
+            source = app.query_one("#hints", Markdown).source
+            assert source.count("### Hint") == count
+        assert "There are no more." in source
+    assert progress.load_progress().of(tiny.id).hints == 3
+
+
+async def test_the_journal_is_made_and_shown(tiny: Exercise, home: Path) -> None:
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("j")
+        await pilot.pause()
+        assert app.query_one("#tabs", TabbedContent).active == "journal-tab"
+        assert "## Breakthroughs" in app.query_one("#journal", Markdown).source
+    assert (home / "journal/day-01.md").exists()
+
+
+async def test_watching_checks_when_the_file_is_saved(
+    tiny: Exercise, graded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, checked = threading.Event(), threading.Event()
+
+    def changes(paths: list[Path], wait: Any) -> Any:
+        assert paths == [tiny.path]
+        while not saved.is_set():
+            wait(0.01)
+        yield
+        checked.set()
+        while True:
+            wait(0.01)
+
+    monkeypatch.setattr("learnvllm.study.watch.changes", changes)
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("w")
+        while graded["calls"] < 1 or app.grading:
+            await pilot.pause(0.01)
+        assert "watching" in str(app.query_one("#standing", Static).render())
+        saved.set()
+        while graded["calls"] < 2 or app.grading:
+            await pilot.pause(0.01)
+        await pilot.press("w")
+        await settled(app, pilot)
+        assert "watching" not in str(app.query_one("#standing", Static).render())
+
+
+async def test_an_exercise_is_chosen_in_the_tree(tiny: Exercise) -> None:
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        tree: Tree[Exercise] = app.query_one("#days", Tree)
+        leaf = next(
+            n for day in tree.root.children for n in day.children if n.data and n.data.name == "free_queue"
+        )
+        tree.move_cursor(leaf)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "# A free queue" in app.query_one("#exercise", Markdown).source
+
+
+async def test_a_state_file_that_breaks_meanwhile_is_said(
+    tiny: Exercise, graded: dict[str, Any], home: Path
+) -> None:
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        home.mkdir(exist_ok=True)
+        (home / "progress.toml").write_text("version = [\n")
+        await pilot.press("c")
+        await settled(app, pilot)
+        assert "Not recorded" in log_text(app)
+        await pilot.press("h", "j")
+        await pilot.pause()
+    assert (home / "progress.toml").read_text() == "version = [\n"
