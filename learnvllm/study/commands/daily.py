@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from learnvllm.study import files, journal, quiz, to_notebook
+from learnvllm.study import files, journal, measure, quiz, to_notebook
 from learnvllm.study.catalogue import find_day
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.overview import day_state
@@ -24,6 +24,11 @@ def configure_journal(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("what", metavar="N|list|export", help="A day, to open its entry; list them; export all as one file.")
     add("--no-open", action="store_true", help="Only create it and bring it up to date.")
+    add(
+        "--measure",
+        action="store_true",
+        help="First run a benchmark with your code of that day and with the reference's: minutes.",
+    )
     add("--out", type=Path, metavar="FILE", help="Where export writes (default: export.md in the journal).")
     add("--json", action="store_true", help="For programs; opens nothing.")
 
@@ -35,6 +40,8 @@ def run_journal(args: argparse.Namespace) -> int:
         return _export_journal(args)
     if not (args.what.isascii() and args.what.isdigit()):
         raise StudyError(f"{args.what!r} is neither a day, like 3, nor list nor export.")
+    if args.measure:
+        measure.measure(day_state(int(args.what)), lambda text: print(text, file=sys.stderr, flush=True))
     progress = load_progress()
     entry = journal.open_entry(day_state(int(args.what), progress), progress)
     if args.json:

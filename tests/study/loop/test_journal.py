@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learnvllm.study import journal, progress
+from learnvllm.study import journal, measure, progress
 from learnvllm.study.checking import check
 from learnvllm.study.exercise import Exercise, StudyError
 from tests.study.loop.conftest import Shell
@@ -124,3 +124,29 @@ def test_no_such_day(exercises: Path, shell: Shell) -> None:
     for line in ("journal 12", "journal x", "day 0", "quiz 12", "notebook 99"):
         assert shell(line) == 2
         assert len(shell.err.splitlines()) == 1, shell.err
+
+
+def test_measuring_takes_turns_and_writes_the_medians_down(
+    tiny: Exercise, graded: dict[str, Any], shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell("journal 1 --measure") == 2
+    assert "None of day 1's exercises has passed" in shell.err
+    check(tiny)
+    runs: list[list[str]] = []
+    figures = iter([100, 80, 1, 90, 110, 1000])
+
+    def run(parts: list[str]) -> float:
+        runs.append(list(parts))
+        return next(figures)
+
+    monkeypatch.setattr(measure, "run_benchmark", run)
+    assert shell("journal 1 --measure") == 0
+    assert runs == [[], [tiny.id]] * 3
+    text = journal.entry_path(1).read_text()
+    assert "90 tok/s with your code, 100 with the reference (-10.0%)" in text
+
+
+def test_a_benchmark_that_fails_is_told_in_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "FLAGS", ("--num-prompts", "0"))
+    with pytest.raises(StudyError, match=r"exit code 2.*--num-prompts 0"):
+        measure.run_benchmark([])

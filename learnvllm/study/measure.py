@@ -1,0 +1,61 @@
+"""What the learner's code costs or saves: one benchmark with it and without, in turns, for the journal.
+
+In turns, because a machine is not as fast now as it was a minute ago; the median of each side counts. Every
+run is a process of its own, since code is put in place when the engine is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from learnvllm.study.exercise import StudyError
+from learnvllm.study.overview import DayState
+from learnvllm.study.progress import Benchmark, record_benchmark
+
+FLAGS = ("--num-prompts", "16", "--input-len", "64", "--output-len", "32")
+WORKLOAD = "throughput, 16 prompts, 64 tokens in, 32 out"
+FIGURE, UNIT = "output tokens per second", "tok/s"
+ROUNDS = 3
+
+
+def measure(
+    day: DayState, run: Run | None = None, say: Callable[[str], None] = lambda text: None
+) -> Benchmark:
+    """Measure the day's exercises that have passed, and record both figures.
+
+    Args:
+        say: called before each run, for a progress display.
+
+    Raises:
+        StudyError: none has passed, or the benchmark failed.
+    """
+    parts = [state.exercise.id for state in day.exercises if state.record.passed]
+    if not parts:
+        raise StudyError(
+            f"None of day {day.day.number}'s exercises has passed: there is nothing of yours to measure."
+        )
+    reference: list[float] = []
+    mine: list[float] = []
+    for number in range(ROUNDS):
+        for name, figures, chosen in (("the reference", reference, []), ("your code", mine, parts)):
+            say(f"round {number + 1} of {ROUNDS}: {name}")
+            figures.append(run_benchmark(chosen))
+    workload = f"day {day.day.number}, {WORKLOAD}"
+    record_benchmark(workload, statistics.median(reference), what=FIGURE, unit=UNIT)
+    return record_benchmark(workload, statistics.median(mine), what=FIGURE, unit=UNIT, parts=parts)
+
+
+def run_benchmark(parts: Sequence[str]) -> float:
+    """`learnvllm bench throughput`, with these exercises in place. Raises StudyError with its last words."""
+    mine = ("--mine", ",".join(parts)) if parts else ()
+    command = [sys.executable, "-m", "learnvllm", "bench", "throughput", *FLAGS, "--json", *mine]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise StudyError(f"The benchmark failed (exit code {done.returncode}): {last}")
+    figure: float = json.loads(done.stdout.strip().splitlines()[-1])["figures"][FIGURE]
+    return figure
