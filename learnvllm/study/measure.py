@@ -22,9 +22,7 @@ FIGURE, UNIT = "output tokens per second", "tok/s"
 ROUNDS = 3
 
 
-def measure(
-    day: DayState, run: Run | None = None, say: Callable[[str], None] = lambda text: None
-) -> Benchmark:
+def measure(day: DayState, say: Callable[[str], None]) -> Benchmark:
     """Measure the day's exercises that have passed, and record both figures.
 
     Args:

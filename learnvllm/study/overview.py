@@ -6,7 +6,6 @@ study screen, journal and site all show this one view.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,6 @@ class DayState:
 
     day: Day
     pages: tuple[Path, ...]
-    reading_minutes: int
     notebooks: tuple[Path, ...]
     exercises: tuple[ExerciseState, ...]
     quiz: QuizState | None
@@ -113,7 +111,6 @@ class DayState:
             "points": self.points,
             "max_points": self.max_points,
             "reading": [str(path) for path in self.pages],
-            "reading_minutes": self.reading_minutes,
             "notebooks": [str(path) for path in self.notebooks],
             "exercises": [state.to_json() for state in self.exercises],
             "quiz": self.quiz and vars(self.quiz),
@@ -174,7 +171,6 @@ def day_state(number: int, progress: Progress | None = None) -> DayState:
 
 
 def _day_state(day: Day, exercises: list[Exercise], progress: Progress) -> DayState:
-    pages = pages_of(day)
     entry, problem = None, None
     try:
         entry = read_entry(day.number)
@@ -182,8 +178,7 @@ def _day_state(day: Day, exercises: list[Exercise], progress: Progress) -> DaySt
         problem = str(error)
     return DayState(
         day=day,
-        pages=pages,
-        reading_minutes=sum(_minutes_of(page) for page in pages),
+        pages=pages_of(day),
         notebooks=tuple(sorted((files.ROOT / "notebooks" / day.folder).glob("[0-9]*.py"))),
         exercises=tuple(
             ExerciseState(exercise, progress.exercises.get(exercise.id, ExerciseRecord()))
@@ -211,13 +206,6 @@ def pages_of(day: Day) -> tuple[Path, ...]:
     """The day's pages that are there, in reading order."""
     folder = files.ROOT / "docs" / "topics" / day.topic
     return tuple(path for name in PAGES if (path := folder / f"{name}.md").is_file())
-
-
-def _minutes_of(page: Path) -> int:
-    """`minutes:` of a page's front matter; 0 where it has none."""
-    head = files.read_text(page)[:2000]
-    found = re.match(r"---\n(?:.*\n)*?minutes:\s*(\d+)\s*\n", head)
-    return int(found[1]) if found else 0
 
 
 def _site_items(days: tuple[DayState, ...]) -> tuple[Item, ...]:

@@ -9,7 +9,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from learnvllm.study import files, journal
+from learnvllm.study.catalogue import find_day
 from learnvllm.study.overview import Course, DayState, ExerciseState, course
+from learnvllm.study.site import day_plan
 from learnvllm.study.terminal import console, minutes, plural, print_json, print_markdown
 
 BOXES = {"done": "[good]\\[x][/]", "started": "\\[~]", "open": "\\[ ]", "coming": "\\[ ]"}
@@ -99,49 +101,41 @@ def configure_day(parser: argparse.ArgumentParser) -> None:
 
 
 def run_day(args: argparse.Namespace) -> int:
-    from learnvllm.study.catalogue import find_day
-
-    find_day(args.day)
+    day = find_day(args.day)
+    steps = day_plan.steps(day)  # the site shows the same
     state = course().days[args.day - 1]
     if args.json:
-        print_json(state.to_json())
+        print_json({**state.to_json(), "plan": [vars(step) for step in steps]})
         return 0
     out = console()
-    work = state.reading_minutes + sum(e.exercise.minutes for e in state.exercises)
-    title = f"Day {state.day.number}: {state.day.title}"
-    out.print(f"[head]{escape(title)}[/] [faint]{minutes(work)} and the notebooks[/]")
-    if state.status == "coming":
-        out.print("Its exercises are coming.")
-    _show_material(out, state)
-    if state.exercises:
-        out.print("\nBuild")
-    for exercise in state.exercises:
-        out.print(_work_line(exercise), soft_wrap=True)
+    total = sum(step.minutes for step in steps)
+    title = f"Day {day.number}: {escape(day.title)}"
+    out.print(f"[head]{title}[/][faint]{f' ({minutes(total)})' if total else ''}[/]\n")
+    told = {f"learnvllm check {e.exercise.id}": _short_state(e) for e in state.exercises}
     if state.quiz:
-        out.print(f"\nAnswer\n    [cmd]learnvllm quiz {args.day}[/]  "
-                  f"[faint]{state.quiz.right} of {state.quiz.questions} right so far[/]")  # fmt: skip
-    log = "begun" if state.journal else "not begun"
-    out.print(f"\nWrite down\n    [cmd]learnvllm journal {args.day}[/]  [faint]{log}[/]")
+        told[f"learnvllm quiz {day.number}"] = f"{state.quiz.right} right so far"
+    for step in steps:
+        where = step.command or f"docs/{step.target}"
+        _show_step(out, step.verb, step.title, step.minutes, where, told.get(step.command, ""))
+    if not state.exercises:
+        out.print("Its exercises are coming.")
+    log = f"begun {state.journal.date}" if state.journal else "not begun"
+    _show_step(out, "Write", "What you learned", 0, f"learnvllm journal {day.number}", log)
     if state.journal_problem:
-        out.print(Text(f"    {state.journal_problem}", style="bad"), soft_wrap=True)
+        out.print(Text(state.journal_problem, style="bad"), soft_wrap=True)
     return 0
 
 
-def _work_line(state: ExerciseState) -> str:
-    exercise, mark = state.exercise, "[good]✓[/]" if state.done else " "
-    work = f"{exercise.level}, {minutes(exercise.minutes)}, {exercise.points} points; {state.status}"
-    return f"  {mark} [cmd]learnvllm check {exercise.name:<24}[/] {escape(exercise.title)} [faint]({work})[/]"
+def _short_state(state: ExerciseState) -> str:
+    return f"{STATES[state.status]}, {state.record.points:g}/{state.exercise.points} points"
 
 
-def _show_material(out: Console, state: DayState) -> None:
-    if state.pages:
-        out.print(f"\nRead [faint]({minutes(state.reading_minutes)})[/]")
-        for page in state.pages:
-            out.print(f"    {files.shown(page)}", soft_wrap=True)
-    if state.notebooks:
-        out.print(f"\nRun\n    [cmd]learnvllm notebook {state.day.number}[/]")
-        for notebook in state.notebooks:
-            out.print(f"    [faint]{files.shown(notebook)}[/]", soft_wrap=True)
+def _show_step(out: Console, verb: str, title: str, length: int, where: str, state: str) -> None:
+    took = minutes(length) if length else ""
+    left = f"  {verb:<7} {escape(title):<44} {took:>6}"
+    out.print(
+        f"{left}  [cmd]{f'{where:<42}' if state else where}[/] [faint]{state}[/]".rstrip(), soft_wrap=True
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- next

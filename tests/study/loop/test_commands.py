@@ -15,9 +15,12 @@ import pytest
 
 from learnvllm import cli
 from learnvllm.study import files, progress, to_notebook, watch
+from learnvllm.study.catalogue import find_day
 from learnvllm.study.commands import check as check_command
 from learnvllm.study.exercise import Exercise
+from learnvllm.study.site import day_plan
 from learnvllm.study.starters import render_solution, render_starter
+from learnvllm.study.terminal import minutes
 from tests.study.loop.conftest import Shell
 
 LEARN = cli.GROUPS["Learn"]
@@ -224,26 +227,24 @@ def test_watch_without_an_id_moves_on_after_a_pass(
 # ----------------------------------------------------------------------------------- day, notebooks, output
 
 
-def test_a_days_plan(tiny: Exercise, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "ROOT", tmp_path)
-    page = tmp_path / "docs/topics/architecture/concepts.md"
-    page.parent.mkdir(parents=True)
-    page.write_text("---\noutcome: much\nminutes: 25\n---\n# Page\n")
-    notebook = tmp_path / "notebooks/day01_architecture/01_life.py"
-    notebook.parent.mkdir(parents=True)
-    notebook.write_text("# %% [markdown]\n# # Life\n")
-    assert shell("day 1") == 0
+def test_a_days_plan_is_the_sites(free_queue: Exercise, graded: dict[str, Any], shell: Shell) -> None:
+    steps = day_plan.steps(find_day(4))
+    assert shell("day 4") == 0
+    assert minutes(sum(step.minutes for step in steps)) in shell.out
+    positions = [shell.out.index(f"{step.verb:<7} {step.title}") for step in steps]
+    assert positions == sorted(positions)
     for text in (
-        "30 min",
-        "concepts.md",
-        "01_life.py",
-        "learnvllm check tiny",
-        "5 min, 2 points; open",
-        "journal 1",
+        "docs/topics/kv_cache/concepts.md",
+        "learnvllm check kv_cache.free_queue",
+        "open, 0/10 points",
     ):
         assert text in shell.out
-    assert shell("day 1 --json") == 0
-    assert json.loads(shell.out)["reading_minutes"] == 25
+    shell("check free_queue")
+    assert shell("day 4") == 0
+    assert "passed, 10/10 points" in shell.out
+    assert shell("day 4 --json") == 0
+    told = json.loads(shell.out)
+    assert [step["title"] for step in told["plan"]] == [step.title for step in steps]
     assert shell("day 9") == 0
     assert "coming" in shell.out
 
