@@ -133,9 +133,8 @@ def _short_state(state: ExerciseState) -> str:
 def _show_step(out: Console, verb: str, title: str, length: int, where: str, state: str) -> None:
     took = minutes(length) if length else ""
     left = f"  {verb:<7} {escape(title):<44} {took:>6}"
-    out.print(
-        f"{left}  [cmd]{f'{where:<42}' if state else where}[/] [faint]{state}[/]".rstrip(), soft_wrap=True
-    )
+    right = f"  [cmd]{where:<42}[/] [faint]{state}[/]" if state else f"  [cmd]{where}[/]"
+    out.print(left + right, soft_wrap=True)
 
 
 # ----------------------------------------------------------------------------------------------------- next
