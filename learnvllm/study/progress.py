@@ -35,7 +35,7 @@ class ExerciseRecord(msgspec.Struct, omit_defaults=True):
     points: float = 0
     """The most that a check gave."""
     attempts: int = 0
-    """Versions of the learner's file that were checked: checking one again is no attempt."""
+    """Versions of the learner's file that were checked: neither the starter nor one checked twice."""
     hints: int = 0
     """How many were shown."""
     gave_up: datetime | None = None
@@ -215,13 +215,18 @@ def record_check(exercise: Exercise, report: GradeReport) -> ExerciseRecord:
     with changing_progress() as progress:
         record = progress.of(exercise.id)
         content = exercise.content_hash()
-        record.attempts += record.checked_hash != subject_hash or record.exercise_hash != content
+        record.attempts += record.checked_hash != subject_hash and _was_written(report)
         record.checked, record.checked_passed, record.checked_hash = files.now(), passed, subject_hash
         record.exercise_hash = content
         record.points = max(record.points, 0 if report.problem else report.points)
         if passed:
             record.passed, record.passed_hash = record.passed or record.checked, subject_hash
         return record
+
+
+def _was_written(report: GradeReport) -> bool:
+    """The untouched starter is no attempt: all that its tests meet is TODO."""
+    return report.problem is not None or any(test.outcome != "not_written" for test in report.tests)
 
 
 def record_hints(exercise_id: str, shown: int) -> None:
