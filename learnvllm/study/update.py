@@ -72,8 +72,11 @@ def update(exercise: Exercise) -> Update:
         return Update(exercise, UNCHANGED)
     if base is None:
         return Update(exercise, NO_BASE, proposal=_propose(exercise, new))
-    backup = files.back_up(path, exercise.id)
     merged, conflicts = (new, False) if mine == base else merge(mine, base, new)
+    if merged == mine and not conflicts:  # git has merged it already, when it pulled
+        files.write_text(base_file, new)
+        return Update(exercise, UNCHANGED)
+    backup = files.back_up(path, exercise.id)
     if conflicts or (_parses(mine) and not _parses(merged)):
         return Update(exercise, CONFLICT, backup, _propose(exercise, merged))
     files.write_text(path, merged)

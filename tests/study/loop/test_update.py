@@ -58,6 +58,17 @@ def test_both_changes_are_merged_and_the_old_file_is_backed_up(
     assert update.update(tiny).outcome == "unchanged"  # the new starter is the base now
 
 
+def test_what_git_has_merged_is_not_merged_again(tiny: Exercise, starter: dict[str, str]) -> None:
+    both, conflicts = update.merge(MINE, BASE, NEW)
+    assert not conflicts
+    tiny.path.write_text(both, "utf-8")
+    starter["text"] = NEW
+    done = update.update(tiny)
+    assert (done.outcome, done.backup) == ("unchanged", None)
+    assert update.base_path(tiny).read_text() == NEW
+    assert tiny.path.read_text() == both
+
+
 def test_a_conflict_leaves_the_file_until_it_is_settled(
     tiny: Exercise, starter: dict[str, str], shell: Shell
 ) -> None:
