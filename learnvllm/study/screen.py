@@ -6,7 +6,6 @@ a command of the same name. The learner edits in their own editor beside it; `w`
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import subprocess
@@ -15,10 +14,9 @@ from functools import partial
 from threading import Event
 from typing import ClassVar
 
-from rich.console import Console
 from rich.text import Text
 from textual import work
-from textual.app import App, ComposeResult
+from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Footer, Header, Markdown, RichLog, Static, TabbedContent, TabPane, Tree
@@ -27,15 +25,13 @@ from textual.worker import Worker, WorkerState
 from learnvllm.study import files, journal, watch
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.checking import Checked, check
-from learnvllm.study.commands.check import show_report, show_subject
 from learnvllm.study.commands.helping import take_hint
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.overview import Course, ExerciseState, course
 from learnvllm.study.progress import load_progress
-from learnvllm.study.terminal import STYLES, minutes
+from learnvllm.study.screen_text import describe, hints_text, report_text, standing
 
 MARKS = {"passed": "✓", "changed": "!", "started": "~", "open": " "}
-LOG_WIDTH = 100
 
 
 class StudyApp(App[None]):
@@ -108,14 +104,8 @@ class StudyApp(App[None]):
                 )
                 if self.exercise and state.exercise.id == self.exercise.id:
                     tree.call_after_refresh(tree.move_cursor, leaf)
-        points = sum(day.points for day in self.course.days)
-        total = sum(day.max_points for day in self.course.days)
-        self.query_one("#standing", Static).update(self._standing(points, total))
-
-    def _standing(self, points: float, total: int) -> str:
-        passed = sum(state.done for state in self.course.exercises)
-        watching = "  watching: checks when you save" if self._watching else ""
-        return f"{passed} of {len(self.course.exercises)} exercises, {points:g} of {total} points{watching}"
+        told = standing(self.course, watching=self._watching is not None)
+        self.query_one("#standing", Static).update(told)
 
     def _state(self) -> ExerciseState | None:
         here = self.exercise and self.exercise.id
@@ -130,10 +120,7 @@ class StudyApp(App[None]):
         self._show_journal()
 
     def _show_hints(self, count: int) -> None:
-        hints = self.exercise.hints if self.exercise else ()
-        parts = [f"### Hint {n} of {len(hints)}\n\n{hint}" for n, hint in enumerate(hints[:count], 1)]
-        more = "Press `h` for one more." if count < len(hints) else "There are no more."
-        self.query_one("#hints", Markdown).update("\n\n".join([*parts, more]))
+        self.query_one("#hints", Markdown).update(hints_text(self.exercise, count))
 
     def _show_journal(self) -> None:
         day = self.exercise.day if self.exercise else 1
@@ -212,7 +199,7 @@ class StudyApp(App[None]):
         try:
             with self.suspend():
                 subprocess.call([*shlex.split(editor), str(self.exercise.path)])
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SuspendNotSupported) as error:
             self.notify(f"{editor!r} does not start: {error}", severity="error")
 
     def action_check(self) -> None:
@@ -300,27 +287,3 @@ class StudyApp(App[None]):
 
 class _Stopped(Exception):
     """Watching has ended."""
-
-
-def report_text(checked: Checked) -> Text:
-    """What `learnvllm check` prints, in its colours."""
-    out = Console(file=io.StringIO(), theme=STYLES, force_terminal=True, width=LOG_WIDTH, highlight=False)
-    show_subject(out, checked.exercise)
-    show_report(out, checked)
-    assert isinstance(out.file, io.StringIO)
-    return Text.from_ansi(out.file.getvalue())
-
-
-def describe(state: ExerciseState) -> str:
-    """An exercise as Markdown."""
-    exercise, record = state.exercise, state.record
-    lines = [
-        f"# {exercise.title}",
-        f"{exercise.id} · {exercise.level} · {minutes(exercise.minutes)} · "
-        f"{record.points:g} of {exercise.points} points · {state.status}",
-        exercise.summary,
-        *([f"**Not asked:** {exercise.out_of_scope}"] if exercise.out_of_scope else []),
-        "\n".join(f"- read `docs/{page}`" for page in exercise.reading),
-        f"Your file: `{files.shown(exercise.path)}`",
-    ]
-    return "\n\n".join(line.strip() for line in lines if line.strip())
