@@ -63,10 +63,12 @@
 
   class Visualiser {
     constructor(host, kind, trace) {
-      Object.assign(this, { host, kind, trace, what: learnvllm.kinds[kind], timer: null });
-      this.id = `lv-${kind}-${document.querySelectorAll(".lv").length}`;
+      Object.assign(this, { host, trace, what: learnvllm.kinds[kind], timer: null });
+      const number = [...document.querySelectorAll(`.visualiser[data-kind="${kind}"]`)].indexOf(host) + 1;
+      this.key = number > 1 ? `${kind}${number}` : kind; // its name in the page's address
+      this.id = `lv-${this.key}`;
       this.build();
-      const asked = learnvllm.readAddress(location.search, kind);
+      const asked = learnvllm.readAddress(location.search, this.key);
       this.predictBox.checked = asked.predict;
       const known = (id) => trace.scenarios.some((s) => s.id === id);
       const id = [asked.scenario, host.dataset.scenario].find(known) ?? trace.scenarios[0].id;
@@ -91,7 +93,7 @@
       this.predictBox = h("input", { type: "checkbox", onchange: () => this.setPredict(this.predictBox.checked) });
       this.table = h("div.lv-table-box", { tabindex: 0, role: "region", "aria-label": "Steps" });
       this.details = h("details.lv-details", { ontoggle: () => this.fillTable() }, h("summary", {}, "All steps as a table"), this.table);
-      this.root = h("section.lv", { tabindex: 0, "aria-label": `Figure: ${this.what.title}`, onkeydown: (event) => this.key(event) },
+      this.root = h("section.lv", { tabindex: 0, "aria-label": `Figure: ${this.what.title}`, onkeydown: (event) => this.press(event) },
         h("div.lv-top", {}, h("label", { for: this.select.id }, this.what.title), this.select), this.intro,
         h("div.lv-controls", { role: "group", "aria-label": "Player" },
           button("first", "To the beginning", () => this.jump(0)), button("back", "Back", () => this.back()), this.playButton,
@@ -161,7 +163,7 @@
       this.playButton.setAttribute("aria-label", "Play");
     }
 
-    key(event) {
+    press(event) {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const tag = event.target.tagName;
       if (tag === "SELECT" || event.target === this.table) return; // they have keys of their own
@@ -206,7 +208,7 @@
             h("button.lv-choice.lv-skip", { type: "button", onclick: () => this.answer(null) }, "Just show me")));
         if (this.root.contains(document.activeElement)) this.panel.focus({ preventScroll: true }); // so that it is read out
       } else if (verdict) {
-        const said = verdict.question.choices[verdict.question.answer];
+        const said = verdict.question.choices[verdict.question.answer].replace(/\.?$/, ".");
         this.panel.replaceChildren(h(`p.lv-verdict.${verdict.right ? "lv-right" : "lv-wrong"}`, {},
           h("b", {}, verdict.right ? "Right: " : "Not so. It is: "), said, " ", verdict.question.explain, " ",
           h("span.lv-note", {}, `${score.right} of ${score.asked} right`)));
@@ -234,7 +236,7 @@
       const state = { scenario: this.scenario.id, step: this.player.position, predict: this.player.predict };
       if (!this.moved) { this.moved = true; return; } // a page just opened keeps its address
       try {
-        history.replaceState(history.state, "", learnvllm.writeAddress(location.search, this.kind, state) + location.hash);
+        history.replaceState(history.state, "", learnvllm.writeAddress(location.search, this.key, state) + location.hash);
       } catch { /* a page from the disk may not change its address */ }
     }
   }
