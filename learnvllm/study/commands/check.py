@@ -76,7 +76,9 @@ def _check_and_show(exercise: Exercise, args: argparse.Namespace) -> Checked:
     if out.is_terminal:
         with out.status("grading …", spinner="line") as status:
             checked = check(
-                exercise, timeout_s=args.timeout, on_output=lambda name: status.update(_readable(name))
+                exercise,
+                timeout_s=args.timeout,
+                on_output=lambda name: status.update(escape(_readable(name))),
             )
     else:
         checked = check(exercise, timeout_s=args.timeout)
