@@ -53,8 +53,8 @@ format:  ## Put the code into the house's format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-site:  ## Build the pages into site/
-	@$(SETUP) --extras study
+site:  ## Build the pages into site/, running the notebooks that have changed
+	@$(SETUP) --extras study --model
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo "Open site/index.html; searching needs a server: $(RUN) -m http.server -d site 8080, then http://127.0.0.1:8080"
 

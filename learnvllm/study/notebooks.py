@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,6 @@ def cache_key(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-@cache
 def sources_hash(root: Path) -> str:
     """Of the package's sources, the pinned versions, the interpreter."""
     package = root / "learnvllm"

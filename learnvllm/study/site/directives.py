@@ -9,6 +9,7 @@ Each is a line of its own. One that cannot be followed stops the build and says 
 
 from __future__ import annotations
 
+import posixpath
 import re
 import textwrap
 from collections.abc import Callable
@@ -17,7 +18,15 @@ from pathlib import PurePosixPath
 
 from learnvllm.study.catalogue import DAYS, Day
 from learnvllm.study.exercise import StudyError
-from learnvllm.study.site import day_plan, exercise_table, maths, quiz_html, routes, snippets
+from learnvllm.study.site import (
+    day_plan,
+    exercise_table,
+    maths,
+    quiz_html,
+    routes,
+    snippets,
+    translation,
+)
 
 _CODE = re.compile(r'^(?P<indent>[ \t]*)--8<-- "code:(?P<what>[^"]+)"[ \t]*$')
 _COMMENT = re.compile(r"^(?P<indent>[ \t]*)<!-- (?P<name>[a-z]+) -->[ \t]*$")
@@ -33,12 +42,10 @@ class Place:
 
     def link(self, target: str) -> str:
         """`target`, a path in the tree, as seen from this page."""
-        here = PurePosixPath(self.page).parent.parts
-        there = PurePosixPath(target).parts
-        common = 0
-        while common < min(len(here), len(there) - 1) and here[common] == there[common]:
-            common += 1
-        return "/".join([".."] * (len(here) - common) + list(there[common:]))
+        path, mark, anchor = target.partition("#")
+        if self.page.startswith(translation.FOLDER):
+            path = translation.translated().get(path, path)
+        return posixpath.relpath(path, posixpath.dirname(self.page)) + mark + anchor
 
 
 def place_of(page: str) -> Place:

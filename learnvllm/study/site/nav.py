@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from learnvllm.study.catalogue import DAYS, Day
-from learnvllm.study.site import ROOT, pages, reference
+from learnvllm.study.site import ROOT, log, pages, reference, translation
 
 Nav = list[Any]
 """As mkdocs wants it: a list of paths, {title: path} and {title: list}."""
@@ -23,6 +23,8 @@ def navigation(tree: Iterable[str]) -> Nav:
         {"Start": _existing(there, ["index.md", "architecture.md"])},
         {"Days": days},
         {"Reference": _existing(there, reference.PAGES)},
+        {"中文": _chinese(there)},
+        {"Yours": _existing(there, (log.PROGRESS, log.JOURNAL))},
     ]
     return [part for part in parts if all(part.values())]
 
@@ -39,6 +41,16 @@ def _day(day: Day) -> Nav:
         if name == "concepts":
             found += [{f"Notebook: {book.title}": book.path} for book in pages.notebook_pages(day)]
     return found
+
+
+def _chinese(there: set[str]) -> list[str]:
+    """Start first, then in the order of the English pages."""
+    english = [
+        "index.md",
+        "architecture.md",
+        *(page.path for day in DAYS for page in pages.topic_pages(day).values()),
+    ]
+    return _existing(there, [translation.FOLDER + name for name in english])
 
 
 def plain_config(tree: Iterable[str]) -> str:

@@ -58,6 +58,13 @@ def split_front_matter(text: str, name: str) -> tuple[dict[str, Any], str]:
     return meta, text[found.end() :]
 
 
+def with_front_matter(meta: dict[str, Any], body: str) -> str:
+    """The other way round."""
+    if not meta:
+        return body
+    return f"---\n{yaml.safe_dump(meta, allow_unicode=True, sort_keys=False)}---\n{body}"
+
+
 def read_page(path: Path) -> Page:
     """A page of docs/. Raises StudyError: it has no heading, or its front matter is wrong."""
     name = path.relative_to(DOCS).as_posix()

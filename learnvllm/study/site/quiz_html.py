@@ -89,7 +89,7 @@ def _read(page: str, link: Link) -> str:
     if not page:
         return ""
     path, _, anchor = page.partition("#")
-    target = link(path.removesuffix(".md") + ".html") + (f"#{anchor}" if anchor else "")
+    target = link(path).removesuffix(".md") + ".html" + (f"#{anchor}" if anchor else "")
     return f'<p class="quiz-read"><a href="{html.escape(target)}">Read about it</a></p>\n'
 
 

@@ -5,59 +5,102 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nbformat
 
 from learnvllm.study import notebooks
 from learnvllm.study.exercise import StudyError
-from learnvllm.study.site import DOCS, directives, nav, notebook_pages, pages, reference
+from learnvllm.study.site import (
+    DOCS,
+    directives,
+    log,
+    nav,
+    notebook_pages,
+    pages,
+    reference,
+    translation,
+)
 
 NOT_PAGES = ("hooks/", "overrides/")
 """Folders of docs/ that are for mkdocs, not for readers."""
 
 
-def site_tree() -> dict[str, str]:
+def site_tree(with_log: bool = False) -> dict[str, str]:
     """Path -> text of every page and notebook; files of docs/ that are no Markdown stay where they are.
+
+    Args:
+        with_log: the learner's progress and journal, too, where there are any.
 
     Raises:
         StudyError: a page asks for what is not there.
         NotebookError: a notebook's cell raised.
     """
     tree = {}
+    translated = translation.translated()
     for path in sorted(DOCS.rglob("*.md")):
         name = path.relative_to(DOCS).as_posix()
-        if not name.startswith(NOT_PAGES) and not name.endswith(".zh.md"):
-            tree[name] = page_text(path.read_text("utf-8"), name)
+        if not name.startswith(NOT_PAGES) and not name.endswith(translation.SUFFIX):
+            tree[name] = page_text(path.read_text("utf-8"), name, translated.get(name))
+    for name, target in translated.items():
+        tree[target] = page_text(translation.translated_source(name), target)
     for name, make in reference.PAGES.items():
         tree[name] = make()
     tree |= _notebooks()
-    return tree
+    return tree | (log.log_pages() if with_log else {})
 
 
-def page_text(text: str, name: str) -> str:
-    """A page of docs/ as the site shows it."""
+def page_text(text: str, name: str, translated: str | None = None) -> str:
+    """A page of docs/ as the site shows it.
+
+    Args:
+        name: its path in the tree.
+        translated: that of its translation.
+    """
     meta, body = pages.split_front_matter(text, f"docs/{name}")
-    head = text[: len(text) - len(body)]
-    lead = _lead(meta)
-    if lead:
-        body = re.sub(
-            r"^(# .+)$", lambda heading: f"{heading[1]}\n\n{lead}", body, count=1, flags=re.MULTILINE
-        )
-    return head + directives.expand(body, name)
+    if translated:
+        meta = {**meta, "translation": translated.removesuffix(".md") + ".html"}
+    place = directives.place_of(name)
+    lead = _lead(meta, place)
+
+    def head(heading: re.Match[str]) -> str:
+        title = heading[1]
+        if place.day is not None and title.lower() in GENERIC:  # there are eleven of each
+            title = f"{place.day.title}: {title.lower()}"
+        return f"# {title}\n" + (f"\n{lead}\n" if lead else "")
+
+    body = re.sub(r"(?m)^# (.+)\n", head, body, count=1)
+    return pages.with_front_matter(meta, directives.expand(body, name))
 
 
-def _lead(meta: dict[str, object]) -> str:
+GENERIC = ("concepts", "walkthrough", "exercises", "upstream", "quiz")
+LEAD = {
+    "en": ("**Outcome:** {}.", "**Minutes:** {}.", "**Before:** {}."),
+    "zh": ("**学完之后：**{}。", "**用时：**{} 分钟。", "**先读：**{}。"),
+}
+
+
+def _lead(meta: dict[str, Any], place: directives.Place) -> str:
     """What a page's front matter promises, for the reader."""
-    parts = []
-    if meta.get("outcome"):
-        parts.append(f"**Afterwards you can** {str(meta['outcome']).strip().rstrip('.')}.")
-    if meta.get("minutes"):
-        parts.append(f"**Minutes:** {meta['minutes']}.")
-    needed = meta.get("prerequisites")
-    if needed:
-        listed = ", ".join(map(str, needed)) if isinstance(needed, list) else str(needed)
-        parts.append(f"**Before:** {listed.strip().rstrip('.')}.")
-    return "" if not parts else '<div class="page-lead" markdown="1">\n\n' + " ".join(parts) + "\n\n</div>"
+    needed = meta.get("prerequisites") or []
+    before = ", ".join(_named(one, place) for one in ([needed] if isinstance(needed, str) else needed))
+    values = (meta.get("outcome"), meta.get("minutes"), before)
+    texts = LEAD[meta.get("language", "en")]
+    said = [text.format(str(value).strip().rstrip(".。")) for text, value in zip(texts, values) if value]
+    return '<div class="page-lead" markdown="1">\n\n' + " ".join(said) + "\n\n</div>" if said else ""
+
+
+def _named(needed: str, place: directives.Place) -> str:
+    """A page of docs/ as a link, other words as they are."""
+    path = needed.partition("#")[0]
+    if not path.endswith(".md"):
+        return needed
+    if not (DOCS / path).is_file():  # not written yet
+        return f"`{path}`"
+    day = directives.place_of(path).day
+    label = pages.LABELS.get(Path(path).stem) if day else None
+    title = f"{day.title}: {label.lower()}" if day and label else pages.read_page(DOCS / path).title
+    return f"[{title}]({place.link(needed)})"
 
 
 def _notebooks() -> dict[str, str]:

@@ -1,0 +1,117 @@
+"""Pages in Chinese: `concepts.zh.md` beside `concepts.md` becomes zh/…/concepts.md of the site.
+
+Its links go to translated pages where there are any. It names, as `source_hash:`, the English text that it
+was made from; once that text is another, the page says so at its top. After a translation was brought up to
+date, `python -m learnvllm.study.site.translation FILE.zh.md …` writes the present hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from learnvllm.study.exercise import StudyError
+from learnvllm.study.site import DOCS, pages
+
+SUFFIX = ".zh.md"
+FOLDER = "zh/"
+_LINK = re.compile(r"""(\]\(|\b(?:src|href|data-src)=")([^)\s"#:]+)(?=[)\s"#])""")
+
+OUTDATED = """\
+!!! warning "译文可能已过时"
+
+    英文原文在本页翻译之后有过修改，内容以[英文版]({english})为准。
+"""
+
+
+def translated() -> dict[str, str]:
+    """English page -> its translation, both as paths in the site's tree."""
+    files = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*" + SUFFIX))
+    return {name.removesuffix(SUFFIX) + ".md": FOLDER + name.removesuffix(SUFFIX) + ".md" for name in files}
+
+
+def source_hash(english: str) -> str:
+    """What a translation names its source by: a hash of the whole English text."""
+    return hashlib.sha256(english.encode()).hexdigest()[:16]
+
+
+def translated_source(name: str) -> str:
+    """Markdown of a translation, ready for its place: links mended, banner and language added.
+
+    Args:
+        name: the English page in the tree.
+
+    Raises:
+        StudyError: there is no English page of that name.
+    """
+    other = translated()
+    target = other[name]
+    path = DOCS / (name.removesuffix(".md") + SUFFIX)
+    english = DOCS / name
+    if not english.is_file():
+        raise StudyError(f"docs/{path.relative_to(DOCS)} translates docs/{name}, which is not there")
+    meta, body = pages.split_front_matter(path.read_text("utf-8"), f"docs/{path.relative_to(DOCS)}")
+    body = mend_links(body, name, target, other)
+    if meta.get("source_hash") != source_hash(english.read_text("utf-8")):
+        back = posixpath.relpath(name, posixpath.dirname(target))
+        banner = OUTDATED.format(english=back)
+        body = re.sub(r"(?m)^(# .+)$", lambda heading: f"{heading[1]}\n\n{banner}", body, count=1)
+    meta = {**meta, "language": "zh", "translation": name.removesuffix(".md") + ".html"}
+    return pages.with_front_matter(meta, body)
+
+
+def mend_links(body: str, name: str, target: str, other: dict[str, str]) -> str:
+    """Links as they would be beside the English page -> as they must be from `target`."""
+
+    def mended(found: re.Match[str]) -> str:
+        if found[2].startswith("/"):
+            return found[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
+        return found[1] + posixpath.relpath(other.get(path, path), posixpath.dirname(target))
+
+    return _LINK.sub(mended, body)
+
+
+def outdated() -> list[str]:
+    """English pages whose translation was made from another text."""
+    return [name for name in translated() if not _is_current(name)]
+
+
+def _is_current(name: str) -> bool:
+    path = DOCS / (name.removesuffix(".md") + SUFFIX)
+    meta, _ = pages.split_front_matter(path.read_text("utf-8"), path.name)
+    return (DOCS / name).is_file() and meta.get("source_hash") == source_hash(
+        (DOCS / name).read_text("utf-8")
+    )
+
+
+def mark_current(path: Path) -> None:
+    """Write the English page's present hash into a translation. Raises StudyError."""
+    if not path.name.endswith(SUFFIX):
+        raise StudyError(f"{path} is no translation: its name should end in {SUFFIX}")
+    english = path.with_name(path.name.removesuffix(SUFFIX) + ".md")
+    if not english.is_file():
+        raise StudyError(f"{english} is not there")
+    meta, body = pages.split_front_matter(path.read_text("utf-8"), str(path))
+    meta = {**meta, "source_hash": source_hash(english.read_text("utf-8"))}
+    path.write_text(pages.with_front_matter(meta, body), "utf-8", newline="\n")
+
+
+def main(arguments: Collection[str]) -> int:
+    try:
+        for name in arguments:
+            mark_current(Path(name))
+    except StudyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not arguments:
+        print("\n".join(f"outdated: docs/{name}" for name in outdated()) or "All translations are current.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
