@@ -62,7 +62,7 @@ _LONG_AMONG_SHORT = (
 _SYSTEM = made_up("system", 32)
 
 
-SCHEDULER = (
+SCHEDULER: tuple[Scenario, ...] = (
     Scenario(
         "chunked",
         "A long prompt beside decodes",
@@ -128,7 +128,7 @@ _ASSISTANT = (
 )
 _POETS = "Name a poet from France please"
 
-BLOCKS = (
+BLOCKS: tuple[Scenario, ...] = (
     Scenario(
         "sharing",
         "Two requests, one beginning",
@@ -211,7 +211,7 @@ _STREAM = (
     _request("c", 16, 5, arrives=26),
 )
 
-LOOP = (
+LOOP: tuple[Scenario, ...] = (
     Scenario(
         "sync",
         "One step at a time",
