@@ -6,7 +6,7 @@ a step lasts as long as `Costs` says. So a recording is the same on every machin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,7 @@ class ScriptedExecutor(Executor):
     """
 
     def __init__(
-        self, config: EngineConfig, clock: Clock, costs: Costs, scripts: dict[str, Sequence[int]]
+        self, config: EngineConfig, clock: Clock, costs: Costs, scripts: Mapping[str, Sequence[int]]
     ) -> None:
         self._clock, self._costs, self._scripts = clock, costs, scripts
         self._rows: dict[str, tuple[int, int, int]] = {}
@@ -133,7 +133,7 @@ class Recorder:
         return list(self.tracer.events)
 
 
-def make_recorder(config: EngineConfig, scripts: dict[str, Sequence[int]], costs: Costs) -> Recorder:
+def make_recorder(config: EngineConfig, scripts: Mapping[str, Sequence[int]], costs: Costs) -> Recorder:
     """Put the engine core together as engine_core/build.py does, around the script and the clock."""
     clock = Clock()
     tracer = RecordingTracer(states=True)

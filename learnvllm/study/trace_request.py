@@ -23,7 +23,12 @@ from learnvllm.engine_core.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Japan is"
-LIMITS = {"max_model_len": 128, "block_size": 8, "num_gpu_blocks_override": 17, "max_num_batched_tokens": 16}
+LIMITS: Json = {
+    "max_model_len": 128,
+    "block_size": 8,
+    "num_gpu_blocks_override": 17,
+    "max_num_batched_tokens": 16,
+}
 ARRIVAL = 1_700_000_000.0
 
 SCENARIOS: tuple[tuple[str, str, str, Json], ...] = (
