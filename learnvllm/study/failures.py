@@ -36,7 +36,7 @@ def explain(error: BaseException, subject: Path) -> TestFailure:
         if isinstance(leaf, SystemExit):
             code = "" if leaf.code is None else repr(leaf.code)
             return TestFailure("exited", f"sys.exit({code}) was called{_where(leaf, subject)}")
-    return TestFailure("failed", _cut("\n".join(_told(leaf, subject) for leaf in errors)))
+    return TestFailure("failed", cut("\n".join(_told(leaf, subject) for leaf in errors)))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -68,8 +68,9 @@ def _where(error: BaseException, subject: Path) -> str:
     return f" (line {frames[-1].lineno} of {subject.name}, in {frames[-1].name})" if frames else ""
 
 
-def _cut(text: str) -> str:
-    if len(text) <= KEPT_MESSAGE:
+def cut(text: str, kept: int = KEPT_MESSAGE) -> str:
+    """The beginning and the end of a long text, `kept` characters in all."""
+    if len(text) <= kept:
         return text
-    half = KEPT_MESSAGE // 2
-    return f"{text[:half]}\n… {len(text) - KEPT_MESSAGE:,} characters left out …\n{text[-half:]}"
+    half = kept // 2
+    return f"{text[:half]}\n… {len(text) - kept:,} characters left out …\n{text[-half:]}"

@@ -20,6 +20,7 @@ from typing import Any
 from learnvllm.study import bounded_process, problems, proof
 from learnvllm.study.bounded_process import Ending
 from learnvllm.study.exercise import Exercise, StudyError, read_bytes
+from learnvllm.study.failures import cut
 from learnvllm.study.grader_events import Events, last_line, read_events
 
 EXERCISM = {
@@ -29,6 +30,8 @@ EXERCISM = {
     "time_limit": "error",
     "not_run": "error",
 }
+KEPT_OUTPUT = 10_000
+"""Characters of what a test prints that a report keeps."""
 _KEPT_VARIABLES = ("LEARNVLLM_HOME", "LEARNVLLM_NUM_THREADS", "LEARNVLLM_CPU_KERNELS", "LEARNVLLM_EXERCISES")
 
 
@@ -246,7 +249,7 @@ def _test_reports(events: Events, ending: Ending) -> tuple[TestReport, ...]:
                 points=worth if outcome == "passed" else 0,
                 max_points=worth,
                 message=message,
-                output="".join(part.output for part in parts)[-8000:],
+                output=cut("".join(part.output for part in parts), KEPT_OUTPUT),
                 seconds=round(sum(part.seconds for part in parts), 3),
             )
         )

@@ -1,0 +1,239 @@
+"""dev check finds what it is there to find: a mutant that lives, a solved starter, a page that is silent."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from learnvllm.study import dev, dev_check, proof, structure
+from learnvllm.study.catalogue import find_exercise
+from learnvllm.study.exercise import Exercise, StudyError
+from learnvllm.study.mutants import load_mutants
+from learnvllm.study.sources import reference_hash
+from learnvllm.study.starters import render_solution, render_starter
+
+GRADER = """import pytest
+from learnvllm.study.subject import load_subject
+
+subject = load_subject(__file__)
+
+
+@pytest.mark.points(1)
+def test_exact():
+    assert subject.cdiv(4, 2) == 2
+
+
+@pytest.mark.points(1)
+def test_rounding():
+    assert subject.cdiv(5, 2) == 3
+"""
+MUTANTS = "".join(
+    f"""[[mutant]]
+name = "m{number}"
+why = "wrong"
+old = "-(a // -b)"
+new = "{edit}"
+"""
+    for number, edit in enumerate(["a // b", "a // b + 1", "a % b", "b", "0"])
+)
+
+
+@pytest.fixture
+def tiny(write_exercise: Callable[..., Path]) -> Exercise:
+    folder = write_exercise()
+    (folder / "test_exercise.py").write_text(GRADER, "utf-8")
+    (folder / "mutants.toml").write_text(MUTANTS, "utf-8")
+    exercise = find_exercise("tiny")
+    exercise.path.write_text(render_starter(exercise), "utf-8")
+    return exercise
+
+
+def checked(exercise: Exercise) -> dev_check.CheckReport:
+    return dev_check.check([find_exercise(exercise.id)], jobs=2)[0]
+
+
+def structure_or_run(exercise: Exercise, message: str) -> tuple[str, ...]:
+    """The mistakes; graders run only when the files alone do not show it."""
+    told = tuple(structure.mistakes(find_exercise(exercise.id)))
+    return told if any(message in mistake for mistake in told) else checked(exercise).mistakes
+
+
+def test_a_sound_exercise_is_proved_and_remembered(tiny: Exercise) -> None:
+    report = checked(tiny)
+    assert report.mistakes == ()
+    assert not report.cached
+    assert report.starter_points == 0
+    assert report.proof is not None
+    killed = {mutant.name: mutant.killed_by for mutant in report.proof.mutants}
+    assert killed["m0"] == ("test_rounding",)
+    assert killed["m1"] == ("test_exact",)
+    assert proof.read_proof(tiny) == report.proof
+    again = checked(tiny)
+    assert again.cached
+    assert again.proof == report.proof
+
+
+def test_a_change_makes_it_run_again(tiny: Exercise) -> None:
+    checked(tiny)
+    tiny.test_path.write_text(GRADER + "\n# more\n", "utf-8")
+    assert not checked(tiny).cached
+
+
+def test_a_mutant_that_lives_is_told(tiny: Exercise) -> None:
+    tiny.test_path.write_text(GRADER.replace("subject.cdiv(5, 2) == 3", "subject.cdiv(5, 2) <= 3"), "utf-8")
+    report = checked(tiny)
+    assert report.mistakes == ("no test notices the mutant 'm0'", "no test notices the mutant 'm3'")
+    assert proof.read_proof(tiny) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("test_exercise.py", "== 3", "== 2", "the reference fails test_rounding"),
+        ("test_exercise.py", "subject.cdiv(5, 2) == 3", "True", "no test notices the mutant"),
+        ("test_exercise.py", "@pytest.mark.points(1)\ndef test_r", "def test_r", "tests worth 1 points"),
+        ("test_exercise.py", "load_subject(__file__)", "__import__('math')", "whose code would it grade"),
+        (
+            "test_exercise.py",
+            "import pytest\n",
+            "import pytest\nfrom tests import x\n",
+            "imports from tests/",
+        ),
+        (
+            "test_exercise.py",
+            "import pytest\n",
+            "import pytest\nfrom learnvllm.architecture.math_utils import cdiv\n",
+            "takes cdiv from the reference",
+        ),
+        ("exercise.py", "raise NotImplementedError", "return", "not what the reference gives"),
+        (
+            "exercise.toml",
+            "prerequisites = []",
+            'prerequisites = ["x.y"]',
+            "prerequisite 'x.y' is no exercise",
+        ),
+        ("mutants.toml", "a // b + 1", "-(a // -b)  # same", "its edit changes no code"),
+        ("mutants.toml", "a // b + 1", "a //", "its edit gives no Python"),
+        ("mutants.toml", 'old = "-(a // -b)"\nnew = "0"', 'old = "nothing"\nnew = "0"', "occurs 0 times"),
+        ("mutants.toml", 'name = "m1"', 'name = "m0"', "two mutants are called 'm0'"),
+        ("mutants.toml", 'why = "wrong"\nold = "-(a // -b)"\nnew = "0"', "", "missing required field"),
+    ],
+)
+def test_what_is_wrong_with_an_exercise_is_told(
+    tiny: Exercise, file: str, old: str, new: str, message: str
+) -> None:
+    path = tiny.folder / file
+    text = path.read_text("utf-8").replace('level = "fill-in"', 'level = "fill-in"\nprerequisites = []')
+    assert old in text
+    path.write_text(text.replace(old, new, 1), "utf-8")
+    told = structure_or_run(tiny, message)
+    assert any(message in mistake for mistake in told), told
+
+
+def test_too_few_mutants_missing_and_stray_files_are_told(tiny: Exercise) -> None:
+    tiny.mutants_path.write_text(MUTANTS.partition('[[mutant]]\nname = "m4"')[0], "utf-8")
+    (tiny.folder / "notes.txt").write_text("", "utf-8")
+    told = structure.mistakes(tiny)
+    assert "mutants.toml has 4 mutants, at least 5 are needed" in told
+    assert "notes.txt does not belong there" in told
+
+
+def test_pages_are_held_to_it(tiny: Exercise) -> None:
+    docs = tiny.folder.parents[2] / "docs/topics/architecture"
+    docs.mkdir(parents=True)
+    assert any("does not name it" in mistake for mistake in structure.mistakes(tiny))
+    (docs / "exercises.md").write_text("`tiny`: rounds up.", "utf-8")
+    assert structure.mistakes(tiny) == []
+
+
+def test_a_solved_starter_is_told(tiny: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev_check, "render_starter", render_solution)
+    assert "the starter passes: there is nothing to do" in checked(tiny).mistakes
+
+
+def test_a_slow_grader_is_told(tiny: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev_check, "GRADER_LIMIT_S", 0.001)
+    assert any("s on the reference" in mistake for mistake in checked(tiny).mistakes)
+
+
+def test_a_surface_that_differs_is_told() -> None:
+    before = structure.surface("class A(B):\n    x: int = 1\n    @property\n    def f(self) -> int: ...\n")
+    after = structure.surface(
+        "class A(B):\n    x: int = 1\n    def f(self) -> int: ...\n    def _g(self): ...\n"
+    )
+    assert before.keys() == after.keys() == {"A", "A.x", "A.f"}
+    assert before["A.f"] != after["A.f"]
+
+
+def test_the_command_prints_the_matrix(
+    tiny: Exercise, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert dev.main(["check", "tiny", "-j", "2", "--markdown", str(tmp_path / "matrix.md")]) == 0
+    printed = capsys.readouterr()
+    assert "architecture.tiny: proved, starter 0 of 2 points" in printed.out
+    assert "    m0  .  x\n    m1  x  .\n" in printed.out
+    assert "1 of 1 exercises proved (0 known from before), 5 of 5 mutants killed." in printed.out
+    assert "7 of 7: architecture.tiny, mutant m4" in printed.err
+    page = (tmp_path / "matrix.md").read_text("utf-8")
+    assert "## Tiny { #architecture-tiny }" in page
+    assert "| m0 | wrong |  | ✗ |" in page
+    assert "1. `test_exact`" in page
+    assert dev.main(["check", "tiny", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["proved"]
+    assert (told["killed"], told["mutants"]) == (5, 5)
+    assert told["exercises"][0]["cached"]
+
+
+def test_a_command_that_proves_nothing_fails(tiny: Exercise, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.test_path.write_text(GRADER.replace("== 3", "<= 3"), "utf-8")
+    assert dev.main(["check", "tiny"]) == 1
+    assert "  ! no test notices the mutant 'm0'" in capsys.readouterr().out
+    assert dev.main(["check", "no such"]) == 2
+    assert "no exercise 'no such'" in capsys.readouterr().err
+    assert dev.main(["check", "tiny", "-j", "0"]) == 2
+
+
+def test_generate_writes_starters_and_check_only_compares(
+    tiny: Exercise, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dev.main(["generate", "--check"]) == 0
+    tiny.path.write_text("mine", "utf-8")
+    assert dev.main(["generate", "--check"]) == 1
+    assert tiny.path.read_text("utf-8") == "mine"
+    assert f"differs: {tiny.path}" in capsys.readouterr().out
+    assert dev.main(["generate", "tiny"]) == 0
+    assert tiny.path.read_text("utf-8") == render_starter(tiny)
+
+
+def test_the_hash_follows_imports(tmp_path: Path) -> None:
+    """A grader of the pool depends on hashing, which the pool imports, and not on the serving layer."""
+    few, all_ = tmp_path / "few.py", tmp_path / "all.py"
+    few.write_text("from learnvllm.kv_cache import block_pool\n", "utf-8")
+    all_.write_text("from learnvllm import LLM\n", "utf-8")
+    from learnvllm.study import sources
+
+    seen: list[str] = []
+    original = sources._path
+
+    def spy(module: str) -> Path | None:
+        seen.append(module)
+        return original(module)
+
+    sources._path = spy
+    try:
+        first = reference_hash([few])
+        names = set(seen)
+        assert reference_hash([few]) == first != reference_hash([all_])
+    finally:
+        sources._path = original
+    assert {"learnvllm.kv_cache.block_pool", "learnvllm.kv_cache.hashing"} <= names
+    assert not any(name.startswith("learnvllm.serving") for name in names)
+    assert "learnvllm.serving.api_server" in seen
+
+
+def test_mutants_that_cannot_be_read_are_told(tiny: Exercise) -> None:
+    tiny.mutants_path.write_text("[[mutant]]\nname = 3\n", "utf-8")
+    with pytest.raises(StudyError, match=r"mutants.toml: Expected `str`, got `int`"):
+        load_mutants(tiny)
