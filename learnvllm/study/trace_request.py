@@ -68,7 +68,7 @@ def record_request_life() -> Json:
     try:
         tokenizer = build_tokenizer(config)
         fit = core.ready_message().kv_cache_tokens
-        scenarios = []
+        scenarios: list[Json] = []
         for name, title, intro, params in SCENARIOS:
             front = OutputProcessor(tokenizer)
             life = _Life(core, InputProcessor(config, tokenizer, fit), front, tokenizer)
