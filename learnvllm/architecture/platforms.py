@@ -98,7 +98,7 @@ class CpuPlatform(Platform):
     device_type = "cpu"
     capabilities: frozenset[Capability] = frozenset({"host_kernels"})
     # Compute already uses every core: a host thread beside it takes a core from it instead of hiding behind
-    # it.
+    # it. Measured: no difference (benchmarks/results/async_scheduling.txt).
     async_scheduling_default = False
     # Two prompt tokens a decode about double the time of a step (benchmarks/results/latency.txt).
     prefill_tokens_per_decode_default = 2
