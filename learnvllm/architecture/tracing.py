@@ -101,8 +101,8 @@ def to_chrome_trace(events: Iterable[StepEvent]) -> dict[str, Any]:
     """Convert events to the Chrome trace format, which Perfetto (ui.perfetto.dev) opens.
 
     The first tracks show steps and their phases: one track, or as many as there are steps in flight at once.
-    Each request has a track of its own; free blocks and queue lengths are counters. Timestamps are
-    microseconds from the first event.
+    Each request has a track of its own, with a slice for each step that computes something of it; free blocks
+    and queue lengths are counters. Timestamps are microseconds from the first event.
     """
     events = list(events)
     if not events:
@@ -116,6 +116,30 @@ def to_chrome_trace(events: Iterable[StepEvent]) -> dict[str, Any]:
         rows.extend(_request_rows(event, origin, tracks, first_track=max(lanes) + 1))
     rows.extend(_thread_name(t.number, f"request {req_id}") for req_id, t in tracks.items())
     return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+
+def merge_decodes(trace: dict[str, Any]) -> dict[str, Any]:
+    """The same trace with a single slice where a request decodes in one step right after the other.
+
+    A run ends where the request is missing from a step, so a gap in its track is a pause. The slice of a run
+    lasts from the beginning of its first decode to the end of its last; of its `args`, `tokens` is the sum,
+    `steps` how many decodes it stands for, and the rest is that of the first. All other rows stay, in order.
+    """
+    rows: list[dict[str, Any]] = []
+    runs: dict[int, dict[str, Any]] = {}
+    for row in trace["traceEvents"]:
+        if row["name"] != "decode":
+            rows.append(row)
+            continue
+        run = runs.get(row["tid"])
+        if run is None or row["args"]["step"] != run["args"]["step"] + run["args"]["steps"]:
+            run = runs[row["tid"]] = {**row, "args": {**row["args"], "steps": 1}}
+            rows.append(run)
+            continue
+        run["dur"] = row["ts"] + row["dur"] - run["ts"]
+        run["args"]["tokens"] += row["args"]["tokens"]
+        run["args"]["steps"] += 1
+    return {**trace, "traceEvents": rows}
 
 
 def check_trace_file(path: Path) -> None:
@@ -140,7 +164,8 @@ def check_trace_file(path: Path) -> None:
 
 
 def write_chrome_trace(events: Iterable[StepEvent], path: Path) -> None:
-    path.write_text(json.dumps(to_chrome_trace(events)), encoding="utf-8")
+    """With runs of decodes merged, so that a viewer can open hours of steps with dozens of requests each."""
+    path.write_text(json.dumps(merge_decodes(to_chrome_trace(events))), encoding="utf-8")
 
 
 def _lanes(events: list[StepEvent]) -> list[int]:
@@ -213,6 +238,7 @@ def _request_rows(
         track.end = max(begin, event.start - origin + _duration(event))
         kind = "decode" if s.num_computed_before >= s.num_prompt else "prefill"
         args = {
+            "step": event.step,
             "tokens": s.num_tokens,
             "computed_before": s.num_computed_before,
             "cached": s.num_cached_tokens,

@@ -1,5 +1,6 @@
 """Step events: kept up to a limit, and turned into what chrome://tracing and Perfetto open."""
 
+import copy
 import itertools
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ from learnvllm.architecture.tracing import (
     RecordingTracer,
     ScheduledTokens,
     StepEvent,
+    merge_decodes,
     to_chrome_trace,
     write_chrome_trace,
 )
@@ -125,3 +127,44 @@ def test_steps_that_overlap_in_time_stand_on_tracks_of_their_own() -> None:
     for track in (steps[::2], steps[1::2], requests):
         for before, after in itertools.pairwise(track):
             assert before["ts"] + before["dur"] <= after["ts"] + 1e-6
+
+
+def decodes(trace: dict) -> list[tuple]:
+    rows = [row for row in trace["traceEvents"] if row["name"] == "decode"]
+    return [(row["tid"], row["ts"], row["dur"], row["args"]["tokens"], row["args"]["steps"]) for row in rows]
+
+
+def test_decodes_in_a_row_become_one_slice_and_a_missed_step_a_gap() -> None:
+    events = [
+        StepEvent(
+            step=n,
+            start=n * 0.02,
+            scheduled=[ScheduledTokens(name, 1, 8 + n, 9 + n, 8) for name in "ab" if (name, n) != ("b", 2)],
+            phases={"execute": 0.01},
+        )
+        for n in range(5)
+    ]
+    trace = to_chrome_trace(events)
+    before = copy.deepcopy(trace)
+    merged = merge_decodes(trace)
+    assert trace == before
+    assert decodes(merged) == [
+        (1, 0.0, 90000.0, 5, 5),
+        (2, 0.0, 30000.0, 2, 2),
+        (2, 60000.0, 30000.0, 2, 2),
+    ]
+
+    def others(rows: list[dict]) -> list[dict]:
+        return [row for row in rows if row["name"] != "decode"]
+
+    assert others(merged["traceEvents"]) == others(trace["traceEvents"])
+
+
+def test_the_file_has_one_slice_a_run_of_decodes(tmp_path: Path) -> None:
+    events = [
+        StepEvent(step=n, start=float(n), scheduled=[ScheduledTokens("a", 1, 8 + n, 9 + n, 8)])
+        for n in range(100)
+    ]
+    write_chrome_trace(events, tmp_path / "t.json")
+    assert len(decodes(json.loads((tmp_path / "t.json").read_text("utf-8")))) == 1
+    assert len(decodes(merge_decodes({"traceEvents": []}))) == 0
