@@ -6,6 +6,7 @@ at once.
 Upstream namesake: vllm/__init__.py, which is lazy too.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,3 +33,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'learnvllm' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
+
+
+if "LEARNVLLM_OVERLAY" in os.environ:  # a learner's code is to run, in this process and in all it starts
+    from learnvllm.study.overlay import install_from_environment
+
+    install_from_environment()

@@ -143,6 +143,18 @@ REGISTRY: dict[str, EnvVar] = {
             "Progress, backups and journal (default: .learnvllm/ and journal/ in the checkout).",
         ),
         EnvVar(
+            "LEARNVLLM_OVERLAY",
+            None,
+            str,
+            "Exercises whose code runs in place of the reference's: passed, all, or ids. Same as --mine.",
+        ),
+        EnvVar(
+            "LEARNVLLM_SHADOW",
+            False,
+            _parse_bool,
+            "With LEARNVLLM_OVERLAY: run the reference beside it and stop where they differ. Same as --shadow.",
+        ),
+        EnvVar(
             "LEARNVLLM_SUBJECT",
             None,
             Path,

@@ -10,6 +10,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from learnvllm.engine_core.arg_utils import EngineArgs
     from learnvllm.engine_core.llm_engine import LLMEngine
 
@@ -24,6 +26,31 @@ def _add_engine_flags(parser: argparse.ArgumentParser, positional_model: bool = 
     if positional_model:
         parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Same as --model.")
     EngineArgs.add_cli_args(parser)
+    add = parser.add_argument_group("your code").add_argument
+    add(
+        "--mine",
+        nargs="?",
+        const="passed",
+        action="append",
+        metavar="passed|all|ID,ID",
+        help="Run your exercises in place of the reference's code. Alone: those that passed. Repeatable.",
+    )
+    add(
+        "--shadow",
+        action="store_true",
+        help="Run the reference beside your code, step by step, and stop where they first differ.",
+    )
+
+
+def _use_my_code(args: argparse.Namespace) -> None:
+    """Before anything of the engine is imported that need not be. The banner goes where logs go."""
+    if not (args.mine or args.shadow):
+        return
+    import sys
+
+    from learnvllm.study import overlay
+
+    print(overlay.activate(args.mine or ["passed"], shadow=args.shadow), file=sys.stderr, flush=True)
 
 
 def _engine_args(args: argparse.Namespace, **defaults: Any) -> EngineArgs:
@@ -41,6 +68,7 @@ def _engine_args(args: argparse.Namespace, **defaults: Any) -> EngineArgs:
 
 
 def _build_llm_engine(args: argparse.Namespace) -> LLMEngine:
+    _use_my_code(args)
     from learnvllm import assembly
 
     return assembly.build_llm_engine(
@@ -150,6 +178,7 @@ def configure_serve(parser: argparse.ArgumentParser) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     from functools import partial
 
+    _use_my_code(args)
     from learnvllm import assembly
     from learnvllm.architecture import envs
     from learnvllm.serving import launcher
@@ -218,12 +247,15 @@ def configure_chat(parser: argparse.ArgumentParser) -> None:
 
 def run_chat(args: argparse.Namespace) -> int:
     from learnvllm.architecture import envs
+    from learnvllm.architecture.errors import ValidationError
     from learnvllm.serving import chat
 
     values = {**chat.DEFAULT_PARAMS, **_sampling_values(args)}
     chat.check_params(values)
     backend: chat.ChatBackend
     if args.url is not None:
+        if args.mine or args.shadow:
+            raise ValidationError("--mine and --shadow belong to the server: learnvllm serve --mine.")
         key = args.api_key or envs.get("LEARNVLLM_API_KEY")
         backend = chat.HttpBackend(args.url, key, args.model or args.model_tag)
     else:
@@ -257,6 +289,13 @@ def run_bench(args: argparse.Namespace) -> int:
         return bench.run_serve(args)
     engine = _build_llm_engine(args)
     try:
-        return (bench.run_throughput if args.kind == "throughput" else bench.run_latency)(engine, args)
+        with _benchmark_recorded(args):
+            return (bench.run_throughput if args.kind == "throughput" else bench.run_latency)(engine, args)
     finally:
         engine.shutdown()
+
+
+def _benchmark_recorded(args: argparse.Namespace) -> AbstractContextManager[None]:
+    from learnvllm.study import overlay_bench
+
+    return overlay_bench.recording(args)

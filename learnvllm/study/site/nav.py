@@ -20,7 +20,7 @@ def navigation(tree: Iterable[str]) -> Nav:
     there = set(tree)
     days = [{f"{day.number} · {day.title}": _day(day)} for day in DAYS if _day(day)]
     parts: Nav = [
-        {"Start": _existing(there, ["index.md", "architecture.md", "performance.md"])},
+        {"Start": _existing(there, ["index.md", "your-code.md", "architecture.md", "performance.md"])},
         {"Days": days},
         {"Reference": _existing(there, reference.PAGES)},
         {"中文": _chinese(there)},

@@ -1,0 +1,250 @@
+"""Every call of a learner's function or method is made on a reference twin, too, and both are compared.
+
+A class whose public methods are all the learner's keeps its state as it likes: there a twin lives beside each
+object, gets the same calls and must look the same from outside. Otherwise each call gets a copy of the object
+as it is, and both must leave it alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import wraps
+from types import FunctionType, ModuleType
+from typing import Any
+
+from learnvllm.study.overlay_patch import mine_of
+from learnvllm.study.overlay_plan import Plan
+from learnvllm.study.shadow_copies import ModuleCopy
+from learnvllm.study.shadow_engine import MAY_BE_RIGHT, ShadowDivergence
+from learnvllm.study.shadow_values import first_difference, snapshot
+
+TWIN = "_shadow_twin"
+"""The attribute in which an object keeps its twin."""
+
+Call = tuple[str, Any]
+"""("returns", value) or ("raises", exception)."""
+
+_local = threading.local()
+_busy: ContextVar[frozenset[int]] = ContextVar("busy", default=frozenset())
+"""Objects one of whose methods is running in this task: what it calls of its own is part of it."""
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """While the reference runs, calls that reach a learner's code are nobody's business."""
+    _local.depth = _depth() + 1
+    try:
+        yield
+    finally:
+        _local.depth -= 1
+
+
+def _depth() -> int:
+    return getattr(_local, "depth", 0)
+
+
+def mirror(plan: Plan, reference: ModuleType) -> None:
+    """Watch the parts of `plan`, which are in place in `reference`."""
+    copy = ModuleCopy((plan.exercise.module,))
+    for symbol in plan.exercise.symbols:
+        members, twin = plan.owns(symbol), copy.get(plan.exercise.module, symbol)
+        current = vars(reference)[symbol]
+        if not isinstance(current, type):
+            mine = mine_of(reference)
+            if members and symbol in mine:
+                mine[symbol] = _watch(mine[symbol], twin, plan, symbol)
+        elif None not in members:
+            public = {name for name, value in vars(twin).items() if _is_public_method(name, value)}
+            if public and public <= set(members):
+                _keep_twins(current, twin, plan, sorted(public))
+            else:
+                for member in members:
+                    _watch_method(current, twin, plan, str(member))
+
+
+def _is_public_method(name: str, value: Any) -> bool:
+    return isinstance(value, FunctionType) and not name.startswith("_")
+
+
+def _can_be_watched(function: Any) -> bool:
+    """What runs in pieces, between which anything may happen, cannot."""
+    special = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function)
+    return isinstance(function, FunctionType) and not special
+
+
+# ---------------------------------------------------------------------------------------- functions, methods
+
+
+def _watch(mine: Callable[..., Any], theirs: Callable[..., Any], plan: Plan, name: str) -> Callable[..., Any]:
+    """Call both; the reference with copies of the arguments, which must be left alike, too."""
+    if not _can_be_watched(mine):
+        return mine
+
+    @wraps(mine)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        if _depth():
+            return mine(*args, **kwargs)
+        copies = snapshot((args, kwargs))
+        ours = _call(mine, args, kwargs)
+        with _unwatched():
+            reference = _call(theirs, *copies)
+        _compare(plan, name, ours, reference, (args, kwargs), copies)
+        return _result(ours)
+
+    return both
+
+
+def _watch_method(cls: Any, twin_class: type, plan: Plan, name: str) -> None:
+    """With a copy of the object, turned into one of the reference class, in the place of `self`."""
+    mine = vars(cls).get(name)
+    theirs = vars(twin_class).get(name)
+    if not (_can_be_watched(mine) and _can_be_watched(theirs)) or name == "__init__":
+        return
+
+    def on_twin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(self) is cls:
+            with suppress(TypeError):  # another layout: what it calls of its own is the learner's, then
+                object.__setattr__(self, "__class__", twin_class)
+        return theirs(self, *args, **kwargs)  # type: ignore[misc]
+
+    setattr(cls, name, _watch(mine, on_twin, plan, f"{cls.__name__}.{name}"))
+
+
+def _keep_twins(cls: Any, twin_class: Any, plan: Plan, public: list[str]) -> None:
+    """A twin is made where an object is, and gets each call of a public method that comes from outside."""
+    original = cls.__init__
+
+    @wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        wanted = type(self) is cls and not _depth()
+        copies = snapshot((args, kwargs)) if wanted else None
+        original(self, *args, **kwargs)
+        if copies is not None:
+            with _unwatched():
+                setattr(self, TWIN, twin_class(*copies[0], **copies[1]))
+
+    cls.__init__ = __init__
+    for name in public:
+        method = vars(cls).get(name)
+        if inspect.iscoroutinefunction(method):
+            setattr(cls, name, _on_both_async(method, plan, f"{cls.__name__}.{name}"))
+        elif _can_be_watched(method):
+            setattr(cls, name, _on_both(method, plan, f"{cls.__name__}.{name}"))
+
+
+def _on_both(mine: Callable[..., Any], plan: Plan, name: str) -> Callable[..., Any]:
+    @wraps(mine)
+    def both(self: Any, *args: Any, **kwargs: Any) -> Any:
+        twin = _twin_of(self)
+        if twin is None:
+            return mine(self, *args, **kwargs)
+        copies = snapshot((args, kwargs))
+        token = _busy.set(_busy.get() | {id(self)})
+        try:
+            ours = _call(mine, (self, *args), kwargs)
+        finally:
+            _busy.reset(token)
+        with _unwatched():
+            reference = _call(getattr(twin, mine.__name__), *copies)
+        _compare(plan, name, ours, reference, *_outsides(self, twin))
+        return _result(ours)
+
+    return both
+
+
+def _on_both_async(mine: Callable[..., Any], plan: Plan, name: str) -> Callable[..., Any]:
+    """The twin follows when the learner's coroutine has ended: it has nothing to wait for any more."""
+
+    def without_waiting(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        coroutine = function(*args, **kwargs)
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return end.value
+        coroutine.close()
+        return "would wait"
+
+    @wraps(mine)
+    async def both(self: Any, *args: Any, **kwargs: Any) -> Any:
+        twin = _twin_of(self)
+        if twin is None:
+            return await mine(self, *args, **kwargs)
+        copies = snapshot((args, kwargs))
+        token = _busy.set(_busy.get() | {id(self)})
+        try:
+            ours: Call = "returns", await mine(self, *args, **kwargs)
+        except Exception as error:
+            ours = "raises", error
+        finally:
+            _busy.reset(token)
+        with _unwatched():
+            reference = _call(without_waiting, (getattr(twin, mine.__name__), *copies[0]), copies[1])
+        _compare(plan, name, ours, reference, *_outsides(self, twin))
+        return _result(ours)
+
+    return both
+
+
+def _twin_of(value: Any) -> Any:
+    """None where it has none, or the call is part of another."""
+    return None if _depth() or id(value) in _busy.get() else getattr(value, TWIN, None)
+
+
+def _outsides(value: Any, twin: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The public attributes that the reference has, of both."""
+    names = [name for name in vars(twin) if not name.startswith("_")]
+    return {n: getattr(value, n, "nothing") for n in names}, {n: getattr(twin, n) for n in names}
+
+
+# -------------------------------------------------------------------------------------------------- calling
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    try:
+        return "returns", function(*args, **kwargs)
+    except ShadowDivergence:
+        raise  # a call within this one: it says more
+    except Exception as error:
+        return "raises", error
+
+
+def _result(call: Call) -> Any:
+    if call[0] == "raises":
+        raise call[1]
+    return call[1]
+
+
+def _compare(plan: Plan, name: str, ours: Call, reference: Call, after: Any, twin_after: Any) -> None:
+    """Raises ShadowDivergence, the report printed, unless result and aftermath are alike."""
+    found = first_difference(ours[1], reference[1]) if ours[0] == reference[0] else ("", ours, reference)
+    where = "what it comes to"
+    if found is None:
+        found = first_difference(after, twin_after)
+        where = "what it leaves behind"
+    if found is None:
+        return
+    path, mine, theirs = found
+    exercise = plan.exercise.id
+    place = f"{where}, at {path}" if path else where
+    text = (
+        f"\n--shadow: {name} of {exercise}: your code and the reference differ for the first time.\n\n"
+        f"  In {place}:\n    yours:          {_short(mine)}\n    the reference:  {_short(theirs)}\n\n"
+        f"  Next: learnvllm check {exercise}. {MAY_BE_RIGHT}\n"
+    )
+    print(text, file=sys.stderr, flush=True)
+    raise ShadowDivergence(
+        f"--shadow: {name} of {exercise} gave {_short(mine, 60)}, the reference {_short(theirs, 60)}; its "
+        "log says more."
+    )
+
+
+def _short(value: Any, width: int = 300) -> str:
+    if isinstance(value, tuple) and len(value) == 2 and value[0] in ("raises", "returns"):
+        return f"{value[0]} {_short(value[1], width)}"
+    text = f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else repr(value)
+    return text if len(text) <= width else text[: width - 1] + "…"
