@@ -136,7 +136,7 @@ def _judge(runs: _Runs) -> CheckReport:
         exercise=exercise.id,
         content=proof.content(exercise),
         grader=proof.grader_hash(exercise),
-        tests=tuple(KnownTest(test.name, test.max_points) for test in reference.tests),
+        tests=tuple(KnownTest(test.name, int(test.max_points)) for test in reference.tests),
         mutants=mutants,
     )
     report = CheckReport(
@@ -163,7 +163,11 @@ def _mistakes_of_reference(report: GradeReport) -> list[str]:
         for test in report.tests
         if test.outcome != "passed"
     ]
-    wrong += [f"{test.name} has no points" for test in report.tests if not test.max_points > 0]
+    wrong += [
+        f"{test.name} has points({test.max_points:g}): use a whole number above 0"
+        for test in report.tests
+        if test.max_points <= 0 or test.max_points % 1
+    ]
     if report.seconds > GRADER_LIMIT_S:
         wrong.append(
             f"the grader takes {report.seconds:.1f} s on the reference, {GRADER_LIMIT_S:g} s at most"

@@ -21,7 +21,7 @@ class KnownTest(msgspec.Struct, frozen=True):
     """A test of the grader, and what it is worth."""
 
     name: str
-    points: float
+    points: int
 
 
 class Killed(msgspec.Struct, frozen=True):

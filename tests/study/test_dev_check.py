@@ -69,9 +69,11 @@ def test_a_sound_exercise_is_proved_and_remembered(tiny: Exercise) -> None:
     assert killed["m0"] == ("test_rounding",)
     assert killed["m1"] == ("test_exact",)
     assert proof.read_proof(tiny) == report.proof
+    written = (tiny.folder / "proof.json").read_bytes()
     again = checked(tiny)
     assert again.cached
     assert again.proof == report.proof
+    assert (tiny.folder / "proof.json").read_bytes() == written
 
 
 def test_a_change_makes_it_run_again(tiny: Exercise) -> None:
@@ -93,6 +95,7 @@ def test_a_mutant_that_lives_is_told(tiny: Exercise) -> None:
         ("test_exercise.py", "== 3", "== 2", "the reference fails test_rounding"),
         ("test_exercise.py", "subject.cdiv(5, 2) == 3", "True", "no test notices the mutant"),
         ("test_exercise.py", "@pytest.mark.points(1)\ndef test_r", "def test_r", "tests worth 1 points"),
+        ("test_exercise.py", "points(1)", "points(0.5)", "has points(0.5): use a whole number above 0"),
         ("test_exercise.py", "load_subject(__file__)", "__import__('math')", "whose code would it grade"),
         (
             "test_exercise.py",
