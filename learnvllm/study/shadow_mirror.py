@@ -93,10 +93,18 @@ def _watch(mine: Callable[..., Any], theirs: Callable[..., Any], plan: Plan, nam
         ours = _call(mine, args, kwargs)
         with _unwatched():
             reference = _call(theirs, *copies)
-        _compare(plan, name, ours, reference, (args, kwargs), copies)
+        _compare(plan, name, ours, reference, _named(mine, args, kwargs), _named(mine, *copies))
         return _result(ours)
 
     return both
+
+
+def _named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by their names."""
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except TypeError:  # called wrongly, which it has said itself
+        return {"arguments": args, **kwargs}
 
 
 def _watch_method(cls: Any, twin_class: type, plan: Plan, name: str) -> None:
@@ -238,8 +246,8 @@ def _compare(plan: Plan, name: str, ours: Call, reference: Call, after: Any, twi
     )
     print(text, file=sys.stderr, flush=True)
     raise ShadowDivergence(
-        f"--shadow: {name} of {exercise} gave {_short(mine, 60)}, the reference {_short(theirs, 60)}; its "
-        "log says more."
+        f"--shadow: {name} of {exercise} differs in {place}: yours {_short(mine, 60)}, the reference's "
+        f"{_short(theirs, 60)}. The log says more."
     )
 
 
@@ -247,4 +255,4 @@ def _short(value: Any, width: int = 300) -> str:
     if isinstance(value, tuple) and len(value) == 2 and value[0] in ("raises", "returns"):
         return f"{value[0]} {_short(value[1], width)}"
     text = f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else repr(value)
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return text if len(text) <= width else f"{text[: width - 1]}…"

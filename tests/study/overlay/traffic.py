@@ -41,7 +41,7 @@ class Scenario:
 
         usual = {"max_num_batched_tokens": 32, "max_num_seqs": 8, "prefill_tokens_per_decode": 1}
         config = toy_config(
-            num_blocks=30 * (1 + len(self.windows)),
+            num_blocks=24 + 16 * len(self.windows),
             block_size=BLOCK_SIZE,
             max_model_len=64,
             enable_prefix_caching=True,

@@ -1,0 +1,168 @@
+"""Functions and methods outside the scheduler: each call beside the reference's, results compared."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from learnvllm.architecture.messages import EngineCoreOutput
+from learnvllm.study.shadow_values import first_difference, snapshot
+from tests.study.overlay.conftest import Learner
+
+OUTPUTS = "import runpy; runpy.run_module('tests.study.overlay.outputs_traffic', run_name='__main__')"
+DAY_2 = ("token_stream", "stop_strings", "output_collector", "stream_interval")
+
+
+def test_solutions_are_not_flagged_alone_or_together(learner: Learner) -> None:
+    for name in DAY_2:
+        learner.solve(name)
+    assert learner.python(OUTPUTS, ",".join(DAY_2), shadow=True) == "OK\n"
+
+
+def test_another_way_to_keep_its_state_is_not_flagged(learner: Learner) -> None:
+    """They write every public method, so what lies between the calls is theirs."""
+    text = learner.solve("output_collector").path.read_text()
+    start = text.index("    def __init__")
+    own = """
+    def __init__(self, output_kind: RequestOutputKind) -> None:
+        self._kind, self._store = output_kind, []
+        self._wakers = []
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        if self._store and isinstance(self._store[0], Exception):
+            return
+        if self._store and not isinstance(output, Exception):
+            output = merge_outputs(self._store[0], output, self._kind is RequestOutputKind.DELTA)
+        self._store = [output]
+        while self._wakers:
+            self._wakers.pop().set()
+
+    def get_nowait(self) -> RequestOutput | None:
+        output = self._store.pop() if self._store else None
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+    async def get(self) -> RequestOutput:
+        while not self._store:
+            self._wakers.append(asyncio.Event())
+            await self._wakers[-1].wait()
+        return self.get_nowait()
+
+
+def merge_outputs("""
+    rest = text[text.index("def merge_outputs(") + len("def merge_outputs(") :]
+    learner.write("output_collector", text[:start] + own.lstrip("\n") + rest)
+    assert learner.python(OUTPUTS, "output_collector", shadow=True) == "OK\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "where"),
+    [
+        ("token_stream", "each-token-alone", "TokenStream.push"),
+        ("token_stream", "flush-forgets", "TokenStream.flush"),
+        ("stop_strings", "a-fixed-number-held-back", "undecided_length"),
+        ("stop_strings", "deltas-repeat", "IncrementalDetokenizer.next_text"),
+        ("output_collector", "the-newest-wins", "RequestOutputCollector.get"),
+        ("output_collector", "cumulative-outputs-are-joined", "merge_outputs"),
+        ("stream_interval", "multiples-of-n", "RequestState._is_due"),
+        ("stream_interval", "cumulative-outputs-are-not-counted", "RequestState._completion"),
+    ],
+)
+def test_a_wrong_version_is_caught(learner: Learner, name: str, mutant: str, where: str) -> None:
+    exercise = learner.mutate(name, mutant)
+    for other in DAY_2:
+        if other != name:
+            learner.solve(other)
+    done = learner.try_python(OUTPUTS, ",".join(DAY_2), shadow=True)
+    assert done.stdout.startswith(f"STOPPED --shadow: {where} of {exercise.id} differs in "), done.stdout
+    assert f"{where} of {exercise.id}: your code and the reference differ for the first time." in done.stderr
+    assert "yours: " in done.stderr
+
+
+def test_functions_with_tensors_are_compared_with_a_tolerance(learner: Learner) -> None:
+    program = """
+        import torch
+        from learnvllm.model_layers.ops import torch_ref
+        k = torch.arange(24.0).view(3, 2, 4)
+        caches = torch.zeros(2, 2, 4, 4), torch.zeros(2, 2, 4, 4)
+        torch_ref.reshape_and_cache(k, k + 1, *caches, torch.tensor([5, 6, -1]))
+        q = torch.ones(1, 2, 4)
+        one = [torch.tensor(values, dtype=torch.int32) for values in ([[1]], [3], [0, 1])]
+        print(torch_ref.paged_attention(q, *caches, *one, 0.5).shape)
+    """
+    rounding = ("scores = q[first:last].float()", "scores = (1 + 1e-7) * q[first:last].float()")
+    learner.solve("paged_attention", rounding)
+    assert learner.python(program, "paged_attention", shadow=True).startswith("torch.Size")
+    learner.mutate("paged_attention", "values are keys")
+    done = learner.try_python(program, "paged_attention", shadow=True)
+    assert done.returncode == 1
+    assert "reshape_and_cache of kv_cache.paged_attention" in done.stderr
+    assert "In what it leaves behind" in done.stderr
+
+
+# ----------------------------------------------------------------------------------- copying and comparing
+
+
+@dataclass
+class Node:
+    name: str
+    items: list[int] = field(default_factory=list)
+    other: Node | None = None
+    timestamp: float = 0.0
+
+
+Node.__module__ = "learnvllm.of_a_test"  # only objects of our own classes are looked into
+
+
+def test_a_snapshot_stays_while_the_original_changes() -> None:
+    node = Node("a", [1])
+    node.other = node
+    event, tensor = asyncio.Event(), torch.zeros(2)
+    copy, again, set_event, zeros = snapshot((node, node, event, tensor))
+    node.items.append(2)
+    event.set()
+    tensor += 1
+    assert (copy.items, copy.other is copy, again is copy) == ([1], True, True)
+    assert not set_event.is_set()
+    assert zeros.tolist() == [0, 0]
+    output = EngineCoreOutput("r", [1])
+    frozen = snapshot(output)
+    output.new_token_ids.append(2)
+    assert frozen == EngineCoreOutput("r", [1])
+
+
+class Point(msgspec.Struct):
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "path"),
+    [
+        ([1, 2], [1, 2], None),
+        ([1, [2, 3]], [1, [2, 4]], "[1][1]"),
+        ({"a": 1.0}, {"a": math.nan}, "['a']"),
+        (math.nan, math.nan, None),
+        (1, True, None),
+        ([1], [1, 2], ""),
+        (Node("a", [1]), Node("a", [2]), ".items[0]"),
+        (Node("a", timestamp=1.0), Node("a", timestamp=2.0), None),
+        (torch.ones(2), torch.ones(2) + 1e-6, None),
+        (torch.ones(2), torch.ones(2) + 1e-2, ""),
+        (torch.ones(2), torch.ones(3), ""),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), ""),
+        (np.array([1.0]), np.array([1.0 + 1e-9]), None),
+        (ValueError("one"), ValueError("other"), None),
+        (ValueError("one"), KeyError("one"), ""),
+        ({1, 2}, {2, 1}, None),
+    ],
+)
+def test_first_difference(mine: object, theirs: object, path: str | None) -> None:
+    found = first_difference(mine, theirs)
+    assert (None if found is None else found[0]) == path
