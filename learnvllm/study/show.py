@@ -87,7 +87,9 @@ def step_table(events: Iterable[StepEvent], names: Mapping[str, str] | None = No
 def step_plot(
     events: Iterable[StepEvent], budget: int | None = None, names: Mapping[str, str] | None = None
 ) -> Figure:
-    """Tokens of each step, stacked by request, below the budget's line."""
+    """Tokens of each step, stacked by request, below the budget's line. Shown as the last value of a cell."""
+    from matplotlib import pyplot
+
     steps = list(events)
     order = list(dict.fromkeys(entry.req_id for event in steps for entry in event.scheduled))
     fig, ax = figure()
@@ -105,6 +107,7 @@ def step_plot(
     ax.set_ylabel("tokens computed")
     if len(order) <= len(COLORS):
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    pyplot.close(fig)  # or the notebook would show it once more, at the cell's end
     return fig
 
 

@@ -74,11 +74,16 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a tab that went on before it had everything
+
+
 @pytest.fixture(scope="session")
 def site_url(built_site: Path) -> Iterator[str]:
     """Where the built site is served, without a slash at the end."""
     handler = functools.partial(_Quiet, directory=str(built_site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -136,11 +141,16 @@ def open_page(browser: Any, site_url: str) -> Iterator[Callable[..., Any]]:
     assert not troubles, "\n".join(troubles)
 
 
+def lost(request: Any) -> bool:
+    """Not merely given up because the tab went on to the next page."""
+    return bool(request.failure != "net::ERR_ABORTED")
+
+
 def watch(tab: Any, troubles: list[str]) -> None:
     """Note down whatever goes wrong in a tab."""
     tab.on("console", lambda said: said.type == "error" and troubles.append(f"{tab.url}: {said.text}"))
     tab.on("pageerror", lambda error: troubles.append(f"{tab.url}: {error}"))
-    tab.on("requestfailed", lambda request: troubles.append(f"{tab.url}: no answer from {request.url}"))
+    tab.on("requestfailed", lambda asked: lost(asked) and troubles.append(f"{tab.url}: lost {asked.url}"))
     tab.on(
         "response",
         lambda answer: answer.status >= 400 and troubles.append(f"{tab.url}: {answer.status} {answer.url}"),

@@ -70,4 +70,7 @@ def mathml(latex: str, display: str) -> str:
         made = str(convert(latex, display=display))
     except Exception as error:  # the library has no common base for its errors
         raise StudyError(f"the formula {latex!r} cannot be read: {type(error).__name__} {error}") from None
+    unknown = re.search(r"\\[A-Za-z]+", made)
+    if unknown:
+        raise StudyError(f"the formula {latex!r} cannot be read: there is no {unknown[0]}")
     return re.sub(r"[*_|`~\\\[\]]", lambda sign: f"&#{ord(sign[0])};", " ".join(made.split()))

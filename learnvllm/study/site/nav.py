@@ -56,5 +56,5 @@ def _chinese(there: set[str]) -> list[str]:
 def plain_config(tree: Iterable[str]) -> str:
     """Our mkdocs.yml for a folder in which all pages are written out: no generator, but the navigation."""
     text = (ROOT / "mkdocs.yml").read_text("utf-8")
-    text = re.sub(r"(?m)^  - gen-files:\n(?:    .*\n)+", "", text)
+    text = re.sub(r"(?m)^  - gen-files:\n(?:    .*\n)+|^watch:.*\n", "", text)
     return text + "\n" + yaml.safe_dump({"nav": navigation(tree)}, allow_unicode=True, sort_keys=False)

@@ -87,7 +87,7 @@ def _lead(meta: dict[str, Any], place: directives.Place) -> str:
     values = (meta.get("outcome"), meta.get("minutes"), before)
     texts = LEAD[meta.get("language", "en")]
     said = [text.format(str(value).strip().rstrip(".。")) for text, value in zip(texts, values) if value]
-    return '<div class="page-lead" markdown="1">\n\n' + " ".join(said) + "\n\n</div>" if said else ""
+    return '<div class="page-lead" markdown="1">\n\n' + "<br>\n".join(said) + "\n\n</div>" if said else ""
 
 
 def _named(needed: str, place: directives.Place) -> str:

@@ -1,0 +1,143 @@
+"""The tree of pages: all in the navigation, the learner's own pages, a folder any generator can build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from learnvllm.study import notebooks
+from learnvllm.study.exercise import StudyError
+from learnvllm.study.quiz import parse_quiz
+from learnvllm.study.site import day_plan, log, nav, quiz_html, routes, tree
+from learnvllm.study.site.day_plan import Step
+
+
+def paths(part: Any) -> list[str]:
+    """All pages of a navigation, in order."""
+    if isinstance(part, str):
+        return [part]
+    parts = part.values() if isinstance(part, dict) else part
+    return [path for one in parts for path in paths(one)]
+
+
+@pytest.fixture
+def no_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have tests of their own."""
+    monkeypatch.setattr(notebooks, "run_all", lambda paths: [])
+
+
+@pytest.mark.usefixtures("no_notebooks")
+def test_every_page_is_in_the_navigation_once() -> None:
+    made = tree.site_tree()
+    listed = [path for path in paths(nav.navigation(made)) if not path.startswith("notebooks/")]
+    assert sorted(listed) == sorted(made)
+
+
+@pytest.mark.usefixtures("no_notebooks")
+def test_the_folder_for_other_generators_is_plain(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tree.write_site(out)
+    assert "<!-- routes -->" not in (out / "docs/index.md").read_text("utf-8")
+    assert (out / "docs/reference/cli.md").is_file()
+    assert (out / "docs/zh/index.md").is_file()
+    assert (out / "docs/assets/extra.css").is_file()
+    assert not list(out.rglob("*.zh.md"))
+    assert not (out / "docs/hooks").exists()
+    config = (out / "mkdocs.yml").read_text("utf-8")
+    assert "gen-files" not in config
+    assert yaml.safe_load(config[config.index("\nnav:") :])["nav"]
+    with pytest.raises(StudyError, match="Name a folder that is empty"):
+        tree.write_site(out)
+
+
+def test_what_a_page_promises_stands_below_its_title() -> None:
+    head = "---\nminutes: 20\noutcome: You see it.\nprerequisites: [Python, architecture.md]\n---\n"
+    text = tree.page_text(head + "# Concepts\n\nText.\n", "topics/kv_cache/concepts.md")
+    after = text.partition("# KV cache: concepts\n")[2]
+    before = "**Before:** Python, [Architecture](../../architecture.md)."
+    assert f"**Outcome:** You see it.<br>\n**Minutes:** 20.<br>\n{before}" in after
+
+
+# ----------------------------------------------------------------------------------------------- the log
+
+
+def test_a_learner_who_has_begun_has_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEARNVLLM_STUDY_HOME", str(tmp_path))
+    assert log.log_pages() == {}
+    entry = tmp_path / "journal" / "day-01.md"
+    entry.parent.mkdir()
+    head = "---\nday: 1\ntitle: Architecture\ndate: 2026-01-31\nstatus: started\n---\n\n"
+    entry.write_text(head + '# Day 1\n\nSee [x](nowhere.md).\n--8<-- "nothing"\n', "utf-8")
+    made = log.log_pages()
+    assert "## Day 1\n\nSee x.\n\n*Begun 2026-01-31, started.*" in made[log.JOURNAL]
+    assert "| ☐ | 1 · Architecture |" in made[log.PROGRESS]
+    assert "Next:" in made[log.PROGRESS]
+    entry.write_text("no front matter", "utf-8")
+    assert "day-01.md, line 1" in log.log_pages()[log.JOURNAL]
+
+
+# --------------------------------------------------------------------------------------- routes and plans
+
+
+def test_an_hour_is_no_longer_than_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [Step("Read", "A", "a.md", 25), Step("Read", "B", "b.md", 40), Step("Run", "C", "c.md", 30)]
+    monkeypatch.setattr(routes, "_most_worth", lambda: iter(steps))
+    text = routes.routes(lambda path: path).partition("### One hour")[2].partition("###")[0]
+    assert "in 55 minutes" in text
+    assert "[A](a.md), 25 minutes" in text
+    assert "[C](c.md)" in text
+    assert "[B]" not in text
+
+
+def test_a_days_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [Step("Read", "A", "a.md", 25), Step("Build", "B", "b.md#x", 30, "learnvllm check b")]
+    monkeypatch.setattr(day_plan, "steps", lambda day: plan)
+    lines = day_plan.day_table(SimpleNamespace(number=3), lambda path: path).splitlines()  # type: ignore[arg-type]
+    assert lines[3] == "| Build | [B](b.md#x) | 30 | `learnvllm check b` |"
+    assert lines[4] == "| | **All** | **55** | `learnvllm day 3` |"
+
+
+# ------------------------------------------------------------------------------------------------ the quiz
+
+QUIZ = """
+day: 3
+title: Scheduling
+questions:
+  - id: q1
+    question: "Is `a < b`?"
+    type: choice
+    choices:
+      - {text: "Yes", correct: true, explain: "It *is*."}
+      - {text: "No <b>", explain: "It is."}
+    read: topics/scheduling/concepts.md#budget
+  - id: q2
+    question: "How many?"
+    type: number
+    unit: blocks
+    expression: "57"
+    answer: 57
+    explain: "Count."
+"""
+
+
+def test_a_quiz_can_be_answered_without_a_script_and_has_all_that_a_script_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "q.yml").touch()
+    monkeypatch.setattr(quiz_html, "quiz_path", lambda day: tmp_path / "q.yml")
+    monkeypatch.setattr(quiz_html, "load_quiz", lambda day: parse_quiz(QUIZ, "q.yml", 3))
+    day = SimpleNamespace(number=3, title="Scheduling", topic="scheduling")
+    text = quiz_html.quiz(day, lambda path: "../" + path)  # type: ignore[arg-type]
+    assert text.count("<fieldset") == 2
+    assert "<legend>1. Is <code>a &lt; b</code>?</legend>" in text
+    assert '<label class="quiz-choice" data-correct="true"><input type="radio" name="q1" value="1">' in text
+    assert "It <em>is</em>." in text
+    assert 'href="../topics/scheduling/concepts.html#budget"' in text
+    assert 'data-answer="57" data-tolerance="0"' in text
+    assert "\n\n" not in text
+    assert '"answer": 57' in text
+    assert "</script>" not in text.partition('class="quiz-data">')[2].partition("</script>")[0]
