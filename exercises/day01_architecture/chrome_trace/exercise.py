@@ -1,0 +1,56 @@
+"""The engine's time, drawn (module, 50 minutes, 18 points).
+
+The engine keeps one record a step, its StepEvent. You write the function that turns a list of them into the
+trace format which Perfetto and chrome://tracing open: the steps and their phases, a track for each request,
+counters of blocks and queues. It is the picture that you will look at whenever something is slow, so nothing
+in it may overlap, and no time may be counted twice.
+
+Not asked: Writing the file, and merging decodes (the next exercise). _RequestTrack is a small record that you
+may use or leave: where a request's last slice ends, and the number of its track.
+
+Read: docs/topics/architecture/concepts.md, docs/topics/architecture/walkthrough.md
+Check: learnvllm check architecture.chrome_trace
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from learnvllm.architecture.tracing import StepEvent, _RequestTrack
+
+
+def to_chrome_trace(events: Iterable[StepEvent]) -> dict[str, Any]:
+    """Convert events to the Chrome trace format, which Perfetto (ui.perfetto.dev) opens.
+
+    The first tracks show steps and their phases: one track, or as many as there are steps in flight at once.
+    Each request has a track of its own, with a slice for each step that computes something of it; free blocks
+    and queue lengths are counters. Timestamps are microseconds from the first event.
+    """
+    # TODO: {'traceEvents': rows, 'displayTimeUnit': 'ms'}; no events: {'traceEvents': []}. Rows of `_slice`
+    # for steps (`step N`; args tokens, preempted, finished) and their phases on tracks 0, 1, ... (`engine
+    # steps`); then a track for each request in the order of appearance (`request ID`) with slices `prefill`
+    # and `decode` (args step, tokens, computed_before, cached); counters `free blocks`, `running`, `waiting`
+    # at each step's begin.
+    raise NotImplementedError("TODO: to_chrome_trace")
+
+
+def _duration(event: StepEvent) -> float:
+    # TODO: Seconds that the step lasts: its phases together; but forward is a part of execute.
+    raise NotImplementedError("TODO: _duration")
+
+
+def _thread_name(track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
+
+
+def _slice(name: str, track: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": track,
+        "name": name,
+        "ts": start * 1e6,
+        "dur": seconds * 1e6,
+        "args": args,
+    }

@@ -1,0 +1,107 @@
+"""The numbers on Day 1's pages are those of the code: every table is computed again."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from learnvllm.architecture.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    LogprobsLists,
+    SchedulerStats,
+)
+from learnvllm.architecture.request import Request
+from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.architecture.tracing import RecordingTracer, merge_decodes, to_chrome_trace
+from learnvllm.engine_core.serial import MsgpackEncoder
+from learnvllm.scheduling.simulator import Arrival, Simulation
+from learnvllm.scheduling.toy import make_prompt, toy_config
+
+PAGES = Path(__file__).resolve().parents[2] / "docs/topics/architecture"
+CONCEPTS = (PAGES / "concepts.md").read_text("utf-8")
+
+
+def rows(name: str) -> list[list[str]]:
+    """The cells of the table below `<!-- numbers: name -->`, without its head."""
+    lines = CONCEPTS.split(f"<!-- numbers: {name} -->\n")[1].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_bytes() -> None:
+    rng = random.Random(0)
+
+    def size(message: Any) -> int:
+        return sum(len(frame) for frame in MsgpackEncoder().encode(message))
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(49_152) for _ in range(count)]
+
+    name = "cmpl-" + "0" * 30
+    params = SamplingParams(temperature=0.0, max_tokens=64)
+    request = EngineCoreRequest(name + "00", ids(512), params, [2], 1_700_000_000.0)
+    outputs = [EngineCoreOutput(f"{name}{i:02}", ids(1)) for i in range(16)]
+    stats = SchedulerStats(16, 3, 0.25, 0, 0, 0, 16)
+
+    def with_logprobs(output: EngineCoreOutput) -> EngineCoreOutput:
+        token_ids = np.array([ids(6)], dtype=np.int32)
+        logprobs = LogprobsLists(token_ids, np.zeros((1, 6), np.float32), np.array([1], np.int32))
+        return EngineCoreOutput(output.request_id, output.new_token_ids, logprobs)
+
+    sizes = [
+        size(request),
+        size(EngineCoreOutputs(outputs, timestamp=1234.5)),
+        size(EngineCoreOutputs(outputs, stats, timestamp=1234.5)),
+        size(EngineCoreOutputs([with_logprobs(output) for output in outputs], timestamp=1234.5)),
+    ]
+    assert [cells[1] for cells in rows("bytes")] == [f"{number:,}" for number in sizes]
+    assert 16 * len(name + "00") > sizes[1] / 2  # "more than half of these bytes are ids"
+
+
+def test_the_traces() -> None:
+    for requests, *numbers in rows("traces"):
+        tracer = RecordingTracer()
+        sim = Simulation(toy_config(max_num_batched_tokens=256), tracer=tracer)
+        sim.run(Arrival(f"r{i}", 0.0, make_prompt(20 + 3 * i, i), 200) for i in range(int(requests)))
+        events = list(tracer.events)
+        for number, event in enumerate(events):
+            event.start = 50.0 + number * 0.0125
+            event.phases = {"schedule": 0.001, "execute": 0.007, "forward": 0.005, "update": 0.002}
+        plain = to_chrome_trace(events)
+        merged = merge_decodes(plain)
+        decodes = [sum(row["name"] == "decode" for row in t["traceEvents"]) for t in (plain, merged)]
+        sizes = [f"{len(json.dumps(trace)) / 1000:,.0f} kB" for trace in (plain, merged)]
+        assert numbers == [str(len(events)), *(f"{count:,}" for count in decodes), *sizes]
+        if requests == "16":
+            exercises = " ".join((PAGES / "exercises.md").read_text("utf-8").split())
+            assert f"{sizes[1]} instead of {sizes[0].split()[0]}" in exercises
+
+
+def test_the_two_counters() -> None:
+    request = Request("a", list(range(19)), SamplingParams(max_tokens=9))
+    seen = []
+    for computed, token in ((0, None), (16, None), (19, 7), (20, 8), (0, None)):
+        request.num_computed_tokens = computed
+        request.append_output_token_ids([] if token is None else [token])
+        seen.append([request.num_tokens, request.num_computed_tokens, request.num_uncomputed_tokens])
+    picture = CONCEPTS.split("num_tokens   num_computed   num_uncomputed_tokens\n")[1].split("```")[0]
+    shown = [[int(n) for n in line[30:].split()[:3]] for line in picture.splitlines()]
+    assert shown == seen
+
+
+def test_a_message_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    code = CONCEPTS.split("## Try it")[1].split("```python\n")[1].split("```")[0]
+    exec(code, {})
+    assert f"It prints `{capsys.readouterr().out.strip()}`" in CONCEPTS
+    message = EngineCoreOutput("cmpl-1", [4711], finish_reason=FinishReason.LENGTH)
+    values = [getattr(message, name) for name in message.__struct_fields__[2:]]
+    assert len(msgspec.msgpack.encode(message)) == 19
+    assert sum(value in (None, 0) for value in values) == 6
