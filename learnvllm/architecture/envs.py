@@ -152,7 +152,7 @@ REGISTRY: dict[str, EnvVar] = {
             "LEARNVLLM_SHADOW",
             False,
             _parse_bool,
-            "With LEARNVLLM_OVERLAY: run the reference beside it and stop where they differ. Same as --shadow.",
+            "With LEARNVLLM_OVERLAY: run the reference beside it, stop where they differ. Same as --shadow.",
         ),
         EnvVar(
             "LEARNVLLM_SUBJECT",

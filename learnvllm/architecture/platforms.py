@@ -1,4 +1,4 @@
-"""What the machine can do, asked in one place: features check a capability, never the name of a device.
+"""What the machine can do, asked in one place: features check a capability where one decides.
 
 Devices are addressed by explicit ids; nothing here ever writes to the environment (rewriting
 CUDA_VISIBLE_DEVICES breaks every process started later). Upstream namesake: vllm/platforms/ (Platform,
@@ -100,7 +100,7 @@ class CpuPlatform(Platform):
     # Compute already uses every core: a host thread beside it takes a core from it instead of hiding behind
     # it. Measured: no difference (benchmarks/results/async_scheduling.txt).
     async_scheduling_default = False
-    # Two prompt tokens a decode about double the time of a step (benchmarks/results/latency.txt).
+    # Two prompt tokens a decode make a step two to three times as long (benchmarks/results/latency.txt).
     prefill_tokens_per_decode_default = 2
 
     def device(self, local_rank: int = 0) -> torch.device:

@@ -53,7 +53,7 @@ def _use_my_code(args: argparse.Namespace) -> None:
     print(overlay.activate(args.mine or ["passed"], shadow=args.shadow), file=sys.stderr, flush=True)
 
 
-def _engine_args(args: argparse.Namespace, **defaults: Any) -> EngineArgs:
+def _engine_args(args: argparse.Namespace, **overrides: Any) -> EngineArgs:
     from dataclasses import replace
 
     from learnvllm.architecture.errors import ConfigError
@@ -64,13 +64,15 @@ def _engine_args(args: argparse.Namespace, **defaults: Any) -> EngineArgs:
         if args.model not in (None, tag):
             raise ConfigError(f"Two models are named: {tag} and --model {args.model}.", parameter="model")
         args.model = tag
-    return replace(EngineArgs.from_cli_args(args), **defaults)
+    return replace(EngineArgs.from_cli_args(args), **overrides)
 
 
 def _build_llm_engine(args: argparse.Namespace) -> LLMEngine:
     _use_my_code(args)
     from learnvllm import assembly
 
+    if args.prefill_tokens_per_decode is None:  # as LLM: nobody watches single tokens of many requests
+        args.prefill_tokens_per_decode = 0
     return assembly.build_llm_engine(
         assembly.create_engine_config(_engine_args(args, disable_log_stats=True))
     )

@@ -37,7 +37,9 @@ def _flag(default: Any, help: str) -> Any:
 class EngineArgs:
     """The flags of the engine. A default of None means that the model or the machine decides."""
 
-    model: str | None = _flag(None, "Directory or .gguf file. Left out: the embedded SmolLM2-135M-Instruct.")
+    model: str | None = _flag(
+        None, "Directory, .gguf file, known name or hub id. Left out: the embedded SmolLM2-135M-Instruct."
+    )
     served_model_name: str | None = _flag(None, "Name of the model in the API. Left out: the model's own.")
     dtype: Dtype = _flag(
         ModelConfig.dtype,
@@ -149,7 +151,8 @@ class EngineArgs:
             flag, help = "--" + f.name.replace("_", "-"), f.metadata["help"].replace("%", "%%")
             kind, choices = _plain_type(types_of[f.name])
             if kind is bool:
-                group.add_argument(flag, action=_bool_action(f), default=f.default, help=help)
+                shown = f" (default: {'on' if f.default else 'off'})"
+                group.add_argument(flag, action=_bool_action(f), default=f.default, help=help + shown)
                 continue
             shown = "" if f.default is None else " (default: %(default)s)"
             metavar = None if choices else kind.__name__.upper()

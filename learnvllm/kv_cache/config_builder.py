@@ -1,8 +1,9 @@
 """From layers and bytes to a plan: which layers share a block table, which share memory, how many blocks
 there are.
 
-All groups have equally many layers, so a block means the same bytes whichever group takes it, and one pool
-serves all. Upstream namesake: vllm/v1/core/kv_cache_config_builder.py, kv_cache_planning.py.
+Groups have equally many layers, or one fewer where that does not divide, so a block means the same bytes
+whichever group takes it, and one pool serves all.
+Upstream namesake: vllm/v1/core/kv_cache_config_builder.py, kv_cache_planning.py.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def get_kv_cache_config(
     Args:
         specs: layer name -> what it needs, in layer order.
         available_bytes: memory left for the cache. `kv_cache_memory_bytes` and `num_gpu_blocks_override`
-            overrule it. config: the engine's configuration.
+            overrule it.
+        config: the engine's configuration.
 
     Raises:
         ConfigError: layers cannot share a pool, or memory does not suffice for one request of max_model_len
@@ -52,7 +54,7 @@ def get_kv_cache_config(
 
 
 def group_layers(specs: dict[str, KVCacheSpec]) -> tuple[KVCacheGroupSpec, ...]:
-    """Layers of equal spec, cut into groups of equal size (the last of a kind may be smaller).
+    """Layers of equal spec, cut into groups of equal size (where that does not divide: one layer fewer).
 
     Example: 5 sliding-window layers to 1 of full attention, 18 layers: 15 + 3, so six groups of three.
     """

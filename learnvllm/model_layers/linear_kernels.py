@@ -2,7 +2,7 @@
 
 A decode step reads every weight for a few rows, so bytes decide; a prefill multiplies hundreds of rows, so
 arithmetic does. A kernel per row count would need a second copy of the weights; `benchmarks/linear.py` shows
-that none is wanted: one kernel leads at every row count. Upstream: vllm/model_executor/layers/utils.py
+that none is wanted: ours leads at every row count. Upstream: vllm/model_executor/layers/utils.py
 (dispatch_cpu_unquantized_gemm).
 """
 
@@ -110,7 +110,7 @@ class OneDNNLinear:
     def explain(self) -> str:
         if self.rounded:
             return "oneDNN fp32 on weights rounded to half precision: this torch has no FBGEMM to hold halves"
-        return "oneDNN fp32 on a prepacked weight: exact; against F.linear 1.6x as fast at 1 row, 1.9x at 16"
+        return "oneDNN fp32 on a prepacked weight: exact; F.linear, which lays it out every time, is slower"
 
 
 class FbgemmLinear:
@@ -129,7 +129,7 @@ class FbgemmLinear:
     def explain(self) -> str:
         return (
             "FBGEMM on weights in half precision, inputs and sums fp32: half the bytes for a decode, "
-            "of torch's kernels the fastest up to 128 rows and level with those for fp32 beyond"
+            "of torch's kernels the fastest for few rows (benchmarks/results/linear.txt)"
         )
 
 

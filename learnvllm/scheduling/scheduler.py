@@ -172,7 +172,7 @@ class Scheduler(SchedulerInterface):
                 if new_blocks is None:
                     return  # the request was last and gave way itself
                 plan.add_running(request, num_new_tokens, new_blocks)
-                self._promise_rest_of_prompt(request, num_new_tokens, plan)
+            self._promise_rest_of_prompt(request, num_new_tokens, plan)
             index += 1
 
     def _allocate_or_preempt(

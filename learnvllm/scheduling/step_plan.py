@@ -35,7 +35,7 @@ class StepPlan:
         self.cached_reqs = CachedRequestData()
         self.preempted: list[str] = []
         self.promised_blocks = 0
-        """Blocks that requests in this plan will still need for tokens already known."""
+        """Blocks that running requests will still need for tokens already known."""
 
     def add_running(self, request: Request, num_tokens: int, new_blocks: KVCacheBlocks) -> None:
         """A request the workers know: they get what is new."""

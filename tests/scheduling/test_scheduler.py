@@ -238,6 +238,32 @@ class TestAdmission:
         assert loop.num_preemptions == 0
         assert len(loop.tokens["a"]) == 20
 
+    def test_a_prompt_that_waits_for_its_share_keeps_its_blocks_promised(self) -> None:
+        """One decode is left, so the first prompt takes the whole share; nobody takes what p2 will need."""
+        config = make_config(
+            num_blocks=2 + 25,
+            block_size=4,
+            max_num_batched_tokens=64,
+            max_model_len=100,
+            long_prefill_token_threshold=16,
+            prefill_tokens_per_decode=16,
+            watermark=0.0,
+        )
+        loop = SchedulerLoop(config)
+        loop.add("a", prompt_of(3, 1), max_tokens=20)
+        loop.add("b", prompt_of(3, 2), max_tokens=2)
+        loop.step()
+        loop.add("p1", prompt_of(47, 3), max_tokens=1)
+        loop.add("p2", prompt_of(47, 4), max_tokens=1)
+        assert scheduled(loop) == {"a": 1, "b": 1, "p1": 16, "p2": 16}
+        loop.update()  # b ends
+        loop.add("c", prompt_of(1, 5), max_tokens=2)
+        assert scheduled(loop) == {"a": 1, "p1": 16}
+        loop.update()
+        loop.run()
+        assert loop.num_preemptions == 0
+        assert_oracle(loop, {"p2": prompt_of(47, 4)}, 1)
+
     def test_sch_03_preemptions_fall_as_the_watermark_rises(self) -> None:
         preemptions = [self._preemptions_of_forty_requests(w) for w in (0.0, 0.05, 0.1, 0.2, 0.3)]
         assert preemptions == sorted(preemptions, reverse=True)

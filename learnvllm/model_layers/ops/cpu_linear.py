@@ -195,6 +195,9 @@ class CpuLinear:
         if self.panels.dtype is torch.float16:
             return (
                 "our kernel on weights in half precision, inputs and sums fp32: half the bytes for a decode, "
-                "and faster than FBGEMM and every fp32 kernel from 1 to 512 rows"
+                "and faster than FBGEMM from 1 to 512 rows (benchmarks/results/linear.txt)"
             )
-        return "our kernel on fp32 weights: exact, and faster than oneDNN and F.linear from 1 to 512 rows"
+        return (
+            "our kernel on fp32 weights: exact, and faster than oneDNN from 1 to 512 rows "
+            "(benchmarks/results/linear.txt)"
+        )
