@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,24 @@ def test_a_message_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     values = [getattr(message, name) for name in message.__struct_fields__[2:]]
     assert len(msgspec.msgpack.encode(message)) == 19
     assert sum(value in (None, 0) for value in values) == 6
+
+
+@pytest.mark.parametrize("page", ["index", "concepts", "walkthrough", "upstream", "exercises", "quiz"])
+def test_the_chinese_page_shows_the_same(page: str) -> None:
+    """The same code, directives, anchors, symbols and figures; only the words differ."""
+    english, chinese = (
+        re.sub(r"(?s)\A---.*?---\n|<!-- numbers: \w+ -->\n", "", (PAGES / f"{page}{end}").read_text("utf-8"))
+        for end in (".md", ".zh.md")
+    )
+    for what in (
+        r'(?m)^--8<-- "(.+)"$',
+        r"(?m)^<!-- \w+ -->$",
+        r"data-[a-z]+=\"[^\"]+\"",
+        r"(?s)```(?:python|bash)\n.*?```",
+        r"\{#[\w-]+\}",
+        r"(?m)^#+ ",
+        r"\| *([\d,.]+(?: kB)?) *(?=\|)",
+    ):
+        assert re.findall(what, chinese) == re.findall(what, english), what
+    for what in (r"`[\w/.]+\.py(?::[\w.]+)?`", r"#\d{3,}", r"\]\(([^)#]+)"):
+        assert set(re.findall(what, chinese)) == set(re.findall(what, english)), what

@@ -1,9 +1,9 @@
 """Refused at the door, in one sentence (fill-in, 35 minutes, 16 points).
 
-An engine takes a minute to start and then runs for weeks. A setting that cannot work must be refused in the
-first millisecond, by name, with its value and with what to do instead. You write the checks of one part, the
-checks that no part can make alone, and the fingerprint by which two processes find out that they were not
-given the same configuration.
+An engine is slow to start and then runs for weeks. A setting that cannot work must be refused before anything
+is loaded, by name, with its value and with what to do instead. You write the checks of one part, the checks
+that no part can make alone, and the fingerprint by which two processes find out that they were not given the
+same configuration.
 
 Not asked: Wrong types and unknown fields: pydantic refuses them before your code runs, and _config turns its
 complaint into a ConfigError.
@@ -38,7 +38,8 @@ class SchedulerConfig:
     """Token budget of a step, prompts and decodes together."""
     prefill_tokens_per_decode: int | None = None
     """Beside n decodes a step computes at most n times this of prompts (16 it may always), so that a long
-    prompt slows those who decode by a bounded factor. 0: no such limit; None: the platform decides."""
+    prompt slows those who decode by a bounded factor. 0, or chunked prefill off: no such limit. None: the
+    platform decides."""
     max_num_seqs: int = 64
     """Requests that may run at once."""
     policy: Policy = "fcfs"
