@@ -38,7 +38,11 @@ table(
     [
         ["config.py: EngineConfig", "the whole tree", f"hash {config.config_hash()[:16]}…"],
         ["… cache_config.block_size", "tokens in a block", config.cache_config.block_size],
-        ["… scheduler_config.max_num_batched_tokens", "tokens in a step", config.scheduler_config.max_num_batched_tokens],
+        [
+            "… scheduler_config.max_num_batched_tokens",
+            "tokens in a step",
+            config.scheduler_config.max_num_batched_tokens,
+        ],
         ["… model_config.max_model_len", "longest request", config.model_config.max_model_len],
     ],
     ["agreed before anything runs", "", ""],
@@ -52,7 +56,9 @@ table(
 # %%
 PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Japan is"
 params = SamplingParams(temperature=0.0, max_tokens=5)
-text, message = engine.input_processor.process_inputs("cmpl-1", PROMPT, params, arrival_time=1_700_000_000.0)
+text, message = engine.input_processor.process_inputs(
+    "cmpl-1", PROMPT, params, arrival_time=1_700_000_000.0
+)
 fields = msgspec.structs.asdict(message)
 table([[name, str(value)[:90]] for name, value in fields.items()], ["EngineCoreRequest", ""])
 
@@ -63,7 +69,15 @@ table(
     [
         ["bytes of the message", len(wire)],
         ["of these the token ids", len(msgspec.msgpack.encode(message.prompt_token_ids))],
-        ["as JSON, with all names and defaults", len(msgspec.json.encode(fields | {"sampling_params": msgspec.structs.asdict(message.sampling_params)}))],
+        [
+            "as JSON, with all names and defaults",
+            len(
+                msgspec.json.encode(
+                    fields
+                    | {"sampling_params": msgspec.structs.asdict(message.sampling_params)}
+                )
+            ),
+        ],
         ["how it begins", as_text + " …"],
     ],
     ["on the wire", ""],
@@ -85,7 +99,16 @@ rows, plans, answers = [], [], []
 
 
 def note(what):
-    rows.append([what, request.status.name, request.num_tokens, request.num_computed_tokens, request.num_uncomputed_tokens, len(request.block_hashes)])
+    rows.append(
+        [
+            what,
+            request.status.name,
+            request.num_tokens,
+            request.num_computed_tokens,
+            request.num_uncomputed_tokens,
+            len(request.block_hashes),
+        ]
+    )
 
 
 note("arrived")
@@ -99,7 +122,17 @@ while scheduler.has_requests():
         answers += told.outputs
     if plan.total_num_scheduled_tokens:
         note(f"step {len(plans) - 1} taken in")
-table(rows, ["after", "status", "num_tokens", "num_computed_tokens", "num_uncomputed_tokens", "blocks named"])
+table(
+    rows,
+    [
+        "after",
+        "status",
+        "num_tokens",
+        "num_computed_tokens",
+        "num_uncomputed_tokens",
+        "blocks named",
+    ],
+)
 
 # %% [markdown]
 # Nothing in this table is called prefill or decode. `num_tokens` goes up by one whenever the last known token has been
@@ -109,7 +142,9 @@ table(rows, ["after", "status", "num_tokens", "num_computed_tokens", "num_uncomp
 fig, ax = figure(height=2.6)
 at = range(len(rows))
 ax.step(at, [row[2] for row in rows], where="post", color=COLORS[0], label="num_tokens")
-ax.step(at, [row[3] for row in rows], where="post", color=COLORS[1], label="num_computed_tokens")
+ax.step(
+    at, [row[3] for row in rows], where="post", color=COLORS[1], label="num_computed_tokens"
+)
 ax.set_xticks(list(at), [row[0] for row in rows], rotation=60, ha="right", fontsize=7)
 ax.set_ylabel("tokens")
 _ = ax.legend()
@@ -120,6 +155,7 @@ _ = ax.legend()
 # The request is named in full once. From then on a step says only how many tokens, and which blocks are new. The last step
 # computes nothing; it tells the worker whom to forget.
 
+
 # %%
 def described(plan):
     new = plan.scheduled_new_reqs
@@ -127,20 +163,34 @@ def described(plan):
     return [
         plan.step_id - plans[0].step_id,
         f"{len(new[0].token_ids)} ids, blocks {new[0].block_ids[0]}" if new else "–",
-        f"computed {known.num_computed_tokens[0]}, new blocks {known.new_block_ids[0] and known.new_block_ids[0][0]}" if known.req_ids else "–",
+        f"computed {known.num_computed_tokens[0]}, new blocks {known.new_block_ids[0] and known.new_block_ids[0][0]}"
+        if known.req_ids
+        else "–",
         plan.total_num_scheduled_tokens,
         ", ".join(plan.finished_req_ids) or "–",
     ]
 
 
-table([described(plan) for plan in plans], ["step", "new requests", "known requests", "tokens to compute", "forget"])
+table(
+    [described(plan) for plan in plans],
+    ["step", "new requests", "known requests", "tokens to compute", "forget"],
+)
 
 # %% [markdown]
 # ## Back: ids, and one field that says it is over
 
 # %%
 table(
-    [[i, o.new_token_ids, "None" if o.finish_reason is None else o.finish_reason.name, o.finished, size(EngineCoreOutputs([o]))] for i, o in enumerate(answers)],
+    [
+        [
+            i,
+            o.new_token_ids,
+            "None" if o.finish_reason is None else o.finish_reason.name,
+            o.finished,
+            size(EngineCoreOutputs([o])),
+        ]
+        for i, o in enumerate(answers)
+    ],
     ["message", "new_token_ids", "finish_reason", "finished", "bytes"],
 )
 
@@ -150,7 +200,11 @@ table(
 # %%
 tokenizer = engine.tokenizer
 ids = [token for answer in answers for token in answer.new_token_ids]
-table([[token, repr(tokenizer.decode([token]))] for token in ids] + [["together", repr(tokenizer.decode(ids))]], ["id", "text"])
+table(
+    [[token, repr(tokenizer.decode([token]))] for token in ids]
+    + [["together", repr(tokenizer.decode(ids))]],
+    ["id", "text"],
+)
 
 # %% [markdown]
 # ## The record
@@ -166,7 +220,10 @@ step_table(tracer.events)
 
 # %%
 output = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0]
-table([["by hand", repr(tokenizer.decode(ids))], ["LLM.generate", repr(output.text)]], ["way", "answer"])
+table(
+    [["by hand", repr(tokenizer.decode(ids))], ["LLM.generate", repr(output.text)]],
+    ["way", "answer"],
+)
 
 # %% [markdown]
 # Now write the counters yourself: exercise *request_counters*; then find out who waits for ever: *never_finished*.

@@ -34,11 +34,18 @@ cases = {
     "a wrong type": lambda: CacheConfig(block_size="big"),
     "an unknown field": lambda: CacheConfig(blocksize=16),
     "not one of the choices": lambda: SchedulerConfig(policy="lottery"),
-    "two parts at odds": lambda: EngineConfig(model, scheduler_config=SchedulerConfig(enable_chunked_prefill=False)),
-    "no block to hand out": lambda: EngineConfig(model, cache_config=CacheConfig(num_gpu_blocks_override=1)),
+    "two parts at odds": lambda: EngineConfig(
+        model, scheduler_config=SchedulerConfig(enable_chunked_prefill=False)
+    ),
+    "no block to hand out": lambda: EngineConfig(
+        model, cache_config=CacheConfig(num_gpu_blocks_override=1)
+    ),
     "nothing": lambda: EngineConfig(model),
 }
-table([[name, *refused(build)] for name, build in cases.items()], ["what is wrong", "parameter", "value", "error"])
+table(
+    [[name, *refused(build)] for name, build in cases.items()],
+    ["what is wrong", "parameter", "value", "error"],
+)
 
 # %% [markdown]
 # Each is one line, names the field to change and gives the value. The fifth is the one that no part can see alone: a budget of
@@ -46,24 +53,45 @@ table([[name, *refused(build)] for name, build in cases.items()], ["what is wron
 #
 # Where exactly is the border? Budgets against max_model_len, with and without chunked prefill:
 
+
 # %%
 def allowed(budget, length, chunked):
-    scheduler = SchedulerConfig(max_num_batched_tokens=budget, enable_chunked_prefill=chunked, max_num_seqs=16)
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=budget, enable_chunked_prefill=chunked, max_num_seqs=16
+    )
     config = toy_config(max_model_len=length).model_config
     return refused(lambda: EngineConfig(config, scheduler_config=scheduler))[2] == "accepted"
 
 
 lengths = (256, 512, 1024, 4096)
 rows = [
-    [budget, *("yes" if allowed(budget, length, chunked) else "refused" for chunked in (True, False) for length in lengths)]
+    [
+        budget,
+        *(
+            "yes" if allowed(budget, length, chunked) else "refused"
+            for chunked in (True, False)
+            for length in lengths
+        ),
+    ]
     for budget in (16, 256, 511, 512, 4096)
 ]
-table(rows, ["budget", *(f"{'cut' if chunked else 'whole'}, {length}" for chunked in (True, False) for length in lengths)])
+table(
+    rows,
+    [
+        "budget",
+        *(
+            f"{'cut' if chunked else 'whole'}, {length}"
+            for chunked in (True, False)
+            for length in lengths
+        ),
+    ],
+)
 
 # %% [markdown]
 # ## The environment
 #
 # A variable has a parser, so nonsense is refused like a flag; one that nobody knows is reported with what was probably meant.
+
 
 # %%
 def read(name, text):
@@ -73,11 +101,24 @@ def read(name, text):
         return str(error)
 
 
-tried = [("LEARNVLLM_NUM_THREADS", "3"), ("LEARNVLLM_NUM_THREADS", "many"), ("LEARNVLLM_ENABLE_MULTIPROCESSING", "off"), ("LEARNVLLM_CPU_KERNELS", "cuda")]
+tried = [
+    ("LEARNVLLM_NUM_THREADS", "3"),
+    ("LEARNVLLM_NUM_THREADS", "many"),
+    ("LEARNVLLM_ENABLE_MULTIPROCESSING", "off"),
+    ("LEARNVLLM_CPU_KERNELS", "cuda"),
+]
 table([[name, text, read(name, text)] for name, text in tried], ["variable", "text", "gives"])
 
 # %%
-table([[name] for name in envs.unknown_variables({"LEARNVLLM_NUM_THREAD": "2", "LEARNVLLM_HOME": "x", "PATH": "y"})], ["set, and unknown"])
+table(
+    [
+        [name]
+        for name in envs.unknown_variables(
+            {"LEARNVLLM_NUM_THREAD": "2", "LEARNVLLM_HOME": "x", "PATH": "y"}
+        )
+    ],
+    ["set, and unknown"],
+)
 
 # %% [markdown]
 # ## A hash that two processes agree on
@@ -96,13 +137,18 @@ print(hash(repr(config)), config.config_hash())
 
 def elsewhere(salt):
     environ = {**__import__("os").environ, "PYTHONHASHSEED": salt}
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env=environ)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env=environ
+    )
     return done.stdout.split()
 
 
 one, two = elsewhere("1"), elsewhere("2")
 table(
-    [["hash(repr(config))", one[0], two[0], str(one[0] == two[0])], ["config.config_hash()", one[1][:16] + "…", two[1][:16] + "…", str(one[1] == two[1])]],
+    [
+        ["hash(repr(config))", one[0], two[0], str(one[0] == two[0])],
+        ["config.config_hash()", one[1][:16] + "…", two[1][:16] + "…", str(one[1] == two[1])],
+    ],
     ["", "first process", "second process", "agree"],
 )
 
@@ -114,7 +160,9 @@ table(
 
 # %%
 tracer = RecordingTracer()
-sim = Simulation(toy_config(num_blocks=9, block_size=4, max_num_batched_tokens=16), tracer=tracer)
+sim = Simulation(
+    toy_config(num_blocks=9, block_size=4, max_num_batched_tokens=16), tracer=tracer
+)
 clock = []
 for number, name in enumerate("abc"):
     sim.add(Arrival(name, 0.0, make_prompt(8, number), 9))
@@ -126,7 +174,12 @@ events = list(tracer.events)
 for event, begin in zip(events, clock):  # the simulation's clock instead of this machine's
     tokens = sum(share.num_tokens for share in event.scheduled)
     event.start = begin
-    event.phases = {"schedule": 0.001, "execute": 0.018 + 0.001 * tokens, "forward": 0.015 + 0.001 * tokens, "update": 0.001}
+    event.phases = {
+        "schedule": 0.001,
+        "execute": 0.018 + 0.001 * tokens,
+        "forward": 0.015 + 0.001 * tokens,
+        "update": 0.001,
+    }
 step_table(events)
 
 # %% [markdown]
@@ -144,7 +197,15 @@ def gantt(trace, title):
     fig, ax = figure(height=2.4)
     for row in rows:
         if row["ph"] == "X" and row["name"] in colors:
-            ax.barh(names[row["tid"]], row["dur"] / 1000, left=row["ts"] / 1000, height=0.7, color=colors[row["name"]], edgecolor="none" if row["name"] == "forward" else "#7d7c7b", linewidth=0.6)
+            ax.barh(
+                names[row["tid"]],
+                row["dur"] / 1000,
+                left=row["ts"] / 1000,
+                height=0.7,
+                color=colors[row["name"]],
+                edgecolor="none" if row["name"] == "forward" else "#7d7c7b",
+                linewidth=0.6,
+            )
     for name, color in colors.items():
         ax.barh([], [], color=color, label=name)
     ax.invert_yaxis()
@@ -174,8 +235,28 @@ for count in (1, 4, 16, 64):
     )
     plain = to_chrome_trace(tracer.events)
     merged = merge_decodes(plain)
-    rows.append([count, len(tracer.events), *(sum(row["name"] == "decode" for row in t["traceEvents"]) for t in (plain, merged)), *(f"{len(json.dumps(t)) / 1e6:.1f}" for t in (plain, merged))])
-table(rows, ["requests of 200 tokens", "steps", "slices of decodes", "merged", "file (MB)", "merged (MB)"])
+    rows.append(
+        [
+            count,
+            len(tracer.events),
+            *(
+                sum(row["name"] == "decode" for row in t["traceEvents"])
+                for t in (plain, merged)
+            ),
+            *(f"{len(json.dumps(t)) / 1e6:.1f}" for t in (plain, merged)),
+        ]
+    )
+table(
+    rows,
+    [
+        "requests of 200 tokens",
+        "steps",
+        "slices of decodes",
+        "merged",
+        "file (MB)",
+        "merged (MB)",
+    ],
+)
 
 # %% [markdown]
 # Now refuse and draw yourself: exercises *config_checks*, *chrome_trace* and *merge_decodes*.
