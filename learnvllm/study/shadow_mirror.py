@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import is_dataclass
 from functools import wraps
 from types import FunctionType, ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ from learnvllm.study.overlay_patch import mine_of
 from learnvllm.study.overlay_plan import Plan
 from learnvllm.study.shadow_copies import ModuleCopy
 from learnvllm.study.shadow_engine import MAY_BE_RIGHT, ShadowDivergence
-from learnvllm.study.shadow_values import first_difference, snapshot
+from learnvllm.study.shadow_values import copy_object, first_difference, snapshot
 
 TWIN = "_shadow_twin"
 """The attribute in which an object keeps its twin."""
@@ -60,7 +61,7 @@ def mirror(plan: Plan, reference: ModuleType) -> None:
                 mine[symbol] = _watch(mine[symbol], twin, plan, symbol)
         elif None not in members:
             public = {name for name, value in vars(twin).items() if _is_public_method(name, value)}
-            if public and public <= set(members):
+            if public and public <= set(members) and not is_dataclass(current):
                 _keep_twins(current, twin, plan, sorted(public))
             else:
                 for member in members:
@@ -80,7 +81,13 @@ def _can_be_watched(function: Any) -> bool:
 # ---------------------------------------------------------------------------------------- functions, methods
 
 
-def _watch(mine: Callable[..., Any], theirs: Callable[..., Any], plan: Plan, name: str) -> Callable[..., Any]:
+def _watch(
+    mine: Callable[..., Any],
+    theirs: Callable[..., Any],
+    plan: Plan,
+    name: str,
+    copy: Callable[[Any], Any] = snapshot,
+) -> Callable[..., Any]:
     """Call both; the reference with copies of the arguments, which must be left alike, too."""
     if not _can_be_watched(mine):
         return mine
@@ -89,7 +96,9 @@ def _watch(mine: Callable[..., Any], theirs: Callable[..., Any], plan: Plan, nam
     def both(*args: Any, **kwargs: Any) -> Any:
         if _depth():
             return mine(*args, **kwargs)
-        copies = snapshot((args, kwargs))
+        copies = copy((args, kwargs))
+        if copies is None:
+            return mine(*args, **kwargs)
         ours = _call(mine, args, kwargs)
         with _unwatched():
             reference = _call(theirs, *copies)
@@ -114,13 +123,18 @@ def _watch_method(cls: Any, twin_class: type, plan: Plan, name: str) -> None:
     if not (_can_be_watched(mine) and _can_be_watched(theirs)) or name == "__init__":
         return
 
-    def on_twin(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def copy(call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        (self, *args), kwargs = call
+        memo: dict[int, Any] = {}
+        twin = copy_object(self, memo)
+        if twin is self:  # it cannot be copied, so it cannot be compared
+            return None
         if type(self) is cls:
             with suppress(TypeError):  # another layout: what it calls of its own is the learner's, then
-                object.__setattr__(self, "__class__", twin_class)
-        return theirs(self, *args, **kwargs)  # type: ignore[misc]
+                object.__setattr__(twin, "__class__", twin_class)
+        return (twin, *snapshot(args, memo)), snapshot(kwargs, memo)
 
-    setattr(cls, name, _watch(mine, on_twin, plan, f"{cls.__name__}.{name}"))
+    setattr(cls, name, _watch(mine, theirs, plan, f"{cls.__name__}.{name}", copy))  # type: ignore[arg-type]
 
 
 def _keep_twins(cls: Any, twin_class: Any, plan: Plan, public: list[str]) -> None:
@@ -200,7 +214,11 @@ def _on_both_async(mine: Callable[..., Any], plan: Plan, name: str) -> Callable[
 
 def _twin_of(value: Any) -> Any:
     """None where it has none, or the call is part of another."""
-    return None if _depth() or id(value) in _busy.get() else getattr(value, TWIN, None)
+    twin = None if _depth() or id(value) in _busy.get() else getattr(value, TWIN, None)
+    if twin is not None and first_difference(*_outsides(value, twin)) is not None:
+        setattr(value, TWIN, None)  # somebody has set an attribute between two calls: the twin is out of date
+        return None
+    return twin
 
 
 def _outsides(value: Any, twin: Any) -> tuple[dict[str, Any], dict[str, Any]]:

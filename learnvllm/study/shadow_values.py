@@ -58,15 +58,16 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
         if value.is_set():
             event.set()
         return event
-    if _is_ours(value):
-        return _copy_object(value, memo)
+    if _is_ours(value) and kind.__name__ not in _SHARED:
+        return copy_object(value, memo)
     try:
         return copy.deepcopy(value) if kind.__name__ == "DecodeStream" else value
     except TypeError:
         return value
 
 
-def _copy_object(value: Any, memo: dict[int, Any]) -> Any:
+def copy_object(value: Any, memo: dict[int, Any]) -> Any:
+    """A new object of ours; the same, where there can be no copy."""
     try:
         new = copy.copy(value)
     except TypeError:
@@ -128,8 +129,7 @@ def _differ(mine: Any, theirs: Any, path: str, seen: set[tuple[int, int]]) -> tu
 
 
 def _is_ours(value: Any) -> bool:
-    kind = type(value)
-    return kind.__module__.startswith("learnvllm") and kind.__name__ not in _SHARED
+    return type(value).__module__.startswith("learnvllm")
 
 
 def _attributes(value: Any) -> dict[str, Any]:

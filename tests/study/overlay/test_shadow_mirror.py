@@ -166,3 +166,38 @@ class Point(msgspec.Struct):
 def test_first_difference(mine: object, theirs: object, path: str | None) -> None:
     found = first_difference(mine, theirs)
     assert (None if found is None else found[0]) == path
+
+
+# ------------------------------------------------------------------------------------ classes that hold data
+
+DAY_1 = ("request_counters", "config_checks", "chrome_trace", "merge_decodes")
+DATA = """
+    from learnvllm.architecture.errors import ConfigError
+    from learnvllm.architecture.config import SchedulerConfig
+    from learnvllm.architecture.tracing import RecordingTracer
+    from learnvllm.scheduling.scheduler import Scheduler
+    from tests.study.overlay.traffic import SCENARIOS, drive
+    config = SCENARIOS["tight"].config()
+    print(drive(Scheduler(config, SCENARIOS["tight"].kv_cache(config), None), pipelined=False, steps=60) > 9)
+    try:
+        SchedulerConfig(max_num_batched_tokens=0)
+    except ConfigError as error:
+        print(config.config_hash()[:0], error)
+"""
+
+
+def test_fields_that_others_set_are_no_difference(learner: Learner) -> None:
+    for name in DAY_1:
+        learner.solve(name)
+    out = learner.python(DATA, ",".join(DAY_1), shadow=True)
+    assert out.startswith("True\n")
+    assert "max_num_batched_tokens=0" in out
+
+
+def test_a_check_that_lets_something_pass_is_caught(learner: Learner) -> None:
+    text = learner.solve("config_checks").path.read_text()
+    start = text.index("    def __post_init__(self) -> None:\n", text.index("class SchedulerConfig"))
+    learner.write("config_checks", text[: start + 37] + "        return\n" + text[start + 37 :])
+    done = learner.try_python(DATA, "config_checks", shadow=True)
+    assert "SchedulerConfig.__post_init__ of architecture.config_checks" in done.stderr
+    assert "the reference:  raises ConfigError: max_num_batched_tokens=0" in done.stderr
