@@ -159,7 +159,10 @@ class Scheduler(SchedulerInterface):
         num_decodes = sum(request.num_uncomputed_tokens == 1 for request in self.running)
         if not num_decodes:
             return budget
-        return max(num_decodes * self.prefill_tokens_per_decode, MIN_PREFILL_CHUNK)
+        share = max(num_decodes * self.prefill_tokens_per_decode, MIN_PREFILL_CHUNK)
+        return max(
+            min(share, budget - num_decodes), 1
+        )  # also where a prompt is served before those who decode
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """Serve those who run, in order. Only who is further back gives way: a plan is never undone."""

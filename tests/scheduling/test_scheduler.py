@@ -91,6 +91,20 @@ class TestTokenBudget:
         loop.add("b", prompt_of(100, 1), max_tokens=1)
         assert scheduled(loop) == {"a": 1, "b": 16}
 
+    def test_a_more_important_prompt_leaves_those_who_decode_their_token(self) -> None:
+        """By priority it is served before them: its share must leave one token for each."""
+        config = make_config(
+            num_blocks=60, max_num_batched_tokens=16, policy="priority", prefill_tokens_per_decode=2
+        )
+        loop = SchedulerLoop(config)
+        for i in range(6):
+            loop.add(f"d{i}", prompt_of(2, i), max_tokens=30, priority=5)
+        loop.step()
+        loop.step()
+        loop.add("p", prompt_of(40, 9), max_tokens=2, priority=0)
+        loop.step()
+        assert scheduled(loop) == {"p": 10, **{f"d{i}": 1 for i in range(6)}}
+
     def test_without_chunks_the_share_does_not_cut_a_prompt(self) -> None:
         config = make_config(
             max_num_batched_tokens=64,

@@ -184,6 +184,22 @@ def test_a_prompt_that_uses_up_the_share_leaves_decodes_their_token():
         "prompts; a's single token is served beside it.",
     )
     finish(sim, [])
+    config = toy_config(max_num_batched_tokens=16, policy="priority", prefill_tokens_per_decode=2)
+    sim = simulation(Scheduler, config)
+    decodes = [Arrival(f"d{i}", 0.0, make_prompt(2, i), 30, priority=5) for i in range(6)]
+    for arrival in decodes:
+        sim.add(arrival)
+    sim.step()
+    sim.add(Arrival("p", 0.0, make_prompt(40, 9), 2, priority=0))
+    sim.step()
+    expect(
+        dict(sim.schedule().num_scheduled_tokens),
+        {"p": 10, **{d.request_id: 1 for d in decodes}},
+        "p is more important and served first, and its share would be 16, the whole budget. Six decode, and "
+        "each of them needs a token: 10 are left for p.",
+    )
+    sim.update()
+    finish(sim, [])
 
 
 @pytest.mark.points(1)
