@@ -160,9 +160,8 @@ class Scheduler(SchedulerInterface):
         if not num_decodes:
             return budget
         share = max(num_decodes * self.prefill_tokens_per_decode, MIN_PREFILL_CHUNK)
-        return max(
-            min(share, budget - num_decodes), 1
-        )  # also where a prompt is served before those who decode
+        # By priority a prompt may be served before those who decode: theirs is not in its share.
+        return max(min(share, budget - num_decodes), 1)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """Serve those who run, in order. Only who is further back gives way: a plan is never undone."""

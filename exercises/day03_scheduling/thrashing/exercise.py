@@ -164,7 +164,9 @@ class Scheduler(SchedulerInterface):
         num_decodes = sum(request.num_uncomputed_tokens == 1 for request in self.running)
         if not num_decodes:
             return budget
-        return max(num_decodes * self.prefill_tokens_per_decode, MIN_PREFILL_CHUNK)
+        share = max(num_decodes * self.prefill_tokens_per_decode, MIN_PREFILL_CHUNK)
+        # By priority a prompt may be served before those who decode: theirs is not in its share.
+        return max(min(share, budget - num_decodes), 1)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """Serve those who run, in order. Only who is further back gives way: a plan is never undone."""

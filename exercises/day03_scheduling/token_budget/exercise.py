@@ -157,7 +157,9 @@ class Scheduler(SchedulerInterface):
     def _get_prefill_budget(self) -> int:
         """What prompts may take of this step: all of it, unless somebody decodes and would be held up."""
         # TODO: Without a share (0), or while nobody decodes, prompts may take the whole budget; otherwise a
-        # number of tokens for each request that decodes, but never fewer than MIN_PREFILL_CHUNK.
+        # number of tokens for each request that decodes, but never fewer than MIN_PREFILL_CHUNK; and whatever
+        # comes of it, what the decodes themselves need stays theirs (one token each), as long as one is left
+        # for prompts.
         raise NotImplementedError("TODO: Scheduler._get_prefill_budget")
 
     def _schedule_running(self, plan: StepPlan) -> None:
