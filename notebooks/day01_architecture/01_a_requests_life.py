@@ -127,19 +127,19 @@ table(
     [
         "after",
         "status",
-        "num_tokens",
-        "num_computed_tokens",
-        "num_uncomputed_tokens",
+        "known",
+        "computed",
+        "uncomputed",
         "blocks named",
     ],
 )
 
 # %% [markdown]
-# Nothing in this table is called prefill or decode. `num_tokens` goes up by one whenever the last known token has been
-# computed, and the other counter catches up.
+# The columns are `num_tokens`, `num_computed_tokens` and `num_uncomputed_tokens`. Nothing in this table is called prefill or
+# decode: the first number goes up by one whenever the last known token has been computed, and the second catches up.
 
 # %%
-fig, ax = figure(height=2.6)
+fig, ax = figure(height=3.4)
 at = range(len(rows))
 ax.step(at, [row[2] for row in rows], where="post", color=COLORS[0], label="num_tokens")
 ax.step(
@@ -158,17 +158,18 @@ _ = ax.legend()
 
 # %%
 def described(plan):
-    new = plan.scheduled_new_reqs
-    known = plan.scheduled_cached_reqs
-    return [
-        plan.step_id - plans[0].step_id,
-        f"{len(new[0].token_ids)} ids, blocks {new[0].block_ids[0]}" if new else "–",
-        f"computed {known.num_computed_tokens[0]}, new blocks {known.new_block_ids[0] and known.new_block_ids[0][0]}"
-        if known.req_ids
-        else "–",
-        plan.total_num_scheduled_tokens,
-        ", ".join(plan.finished_req_ids) or "–",
-    ]
+    new, known = plan.scheduled_new_reqs, plan.scheduled_cached_reqs
+    told_new = told_known = "–"
+    if new:
+        told_new = f"{len(new[0].token_ids)} ids, blocks {new[0].block_ids[0]}"
+    if known.req_ids:
+        (blocks,) = known.new_block_ids
+        told_known = (
+            f"{known.num_computed_tokens[0]} computed, new blocks: {blocks and blocks[0]}"
+        )
+    forget = ", ".join(plan.finished_req_ids) or "–"
+    step = plan.step_id - plans[0].step_id
+    return [step, told_new, told_known, plan.total_num_scheduled_tokens, forget]
 
 
 table(

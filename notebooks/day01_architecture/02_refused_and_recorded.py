@@ -10,6 +10,8 @@ import json
 import subprocess
 import sys
 
+from matplotlib.patches import Patch
+
 from learnvllm.architecture import envs
 from learnvllm.architecture.config import CacheConfig, EngineConfig, SchedulerConfig
 from learnvllm.architecture.errors import ConfigError
@@ -206,12 +208,11 @@ def gantt(trace, title):
                 edgecolor="none" if row["name"] == "forward" else "#7d7c7b",
                 linewidth=0.6,
             )
-    for name, color in colors.items():
-        ax.barh([], [], color=color, label=name)
     ax.invert_yaxis()
     ax.set_xlabel("ms")
     ax.set_title(title)
-    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    keys = [Patch(color=color, label=name) for name, color in colors.items()]
+    ax.legend(handles=keys, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 gantt(trace, "a slice for each step")
@@ -224,7 +225,7 @@ gantt(trace, "a slice for each step")
 gantt(merge_decodes(trace), "decodes in step after step are one slice")
 
 # %% [markdown]
-# It also decides whether a trace can be opened at all:
+# For the same reason the file stays small enough to be opened:
 
 # %%
 rows = []
