@@ -123,12 +123,13 @@ class Exercise:
         return f"learnvllm_exercises.{self.folder.parent.name}.{self.folder.name}"
 
     def content_hash(self) -> str:
-        """Of everything in the exercise that an author writes; the learner's file is not in it."""
-        digest = hashlib.sha256()
-        for name in FILES:
-            if name != "exercise.py":
-                digest.update(name.encode() + b"\0" + read_bytes(self.folder / name) + b"\0")
-        return digest.hexdigest()
+        """Of what a pass was earned with: the grader, its points, the targets and what of them was blank.
+
+        Texts (title, hints, reading, TODOs) may be improved without asking anybody to check again.
+        """
+        asked = sorted((blank.member, blank.omit) for blank in self.blanks)
+        task = (self.points, self.targets, asked, self.bug and self.bug.mutant)
+        return hashlib.sha256(repr(task).encode() + read_bytes(self.test_path)).hexdigest()
 
 
 def read_exercise(folder: Path, day: int, topic: str) -> Exercise:
@@ -180,3 +181,8 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes().replace(b"\r\n", b"\n")
     except FileNotFoundError:
         return b""
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content, the same on every system."""
+    return hashlib.sha256(read_bytes(path)).hexdigest()

@@ -6,7 +6,6 @@ at all: the report names each of these, and none reaches whoever asked. As JSON 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 from learnvllm.study import bounded_process, problems, proof
 from learnvllm.study.bounded_process import Ending
-from learnvllm.study.exercise import Exercise, StudyError, read_bytes
+from learnvllm.study.exercise import Exercise, StudyError, file_hash
 from learnvllm.study.failures import cut
 from learnvllm.study.grader_events import Events, last_line, read_events
 
@@ -170,7 +169,7 @@ def _report(
         tests=tests,
         problem=problem,
         seconds=time.monotonic() - started,
-        subject_hash=hashlib.sha256(read_bytes(path)).hexdigest(),
+        subject_hash=file_hash(path),
         notes=(note,) if note else (),
         output=output,
     )

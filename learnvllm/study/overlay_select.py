@@ -6,12 +6,11 @@ with the way out of it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from learnvllm.study.catalogue import find_exercise, load_exercises
-from learnvllm.study.exercise import Exercise, StudyError, read_bytes
+from learnvllm.study.exercise import Exercise, StudyError, file_hash, read_bytes
 from learnvllm.study.overlay_plan import Plan, check_conflicts, make_plan
 from learnvllm.study.progress import ExerciseRecord, load_progress
 
@@ -65,11 +64,7 @@ def select(words: Iterable[str]) -> Selection:
 
 def _has_passed(exercise: Exercise, records: Mapping[str, ExerciseRecord]) -> bool:
     record = records.get(exercise.id)
-    return record is not None and record.passed_hash == _hash(exercise)
-
-
-def _hash(exercise: Exercise) -> str:
-    return hashlib.sha256(read_bytes(exercise.path)).hexdigest()
+    return record is not None and record.passed_hash == file_hash(exercise.path)
 
 
 def _find(name: str) -> Exercise:
@@ -87,7 +82,7 @@ def _add_passed(chosen: dict[str, Exercise], selection: Selection) -> None:
         record = records.get(exercise.id)
         if record is None or not record.passed_hash or exercise.id in chosen:
             continue
-        if record.passed_hash == _hash(exercise):
+        if record.passed_hash == file_hash(exercise.path):
             chosen[exercise.id] = exercise
         else:
             selection.notes.append(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from learnvllm.study.exercise import Exercise, read_bytes
+from learnvllm.study.exercise import Exercise, file_hash, read_bytes
 
 
 class KnownTest(msgspec.Struct, frozen=True):
@@ -45,14 +45,18 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 def content(exercise: Exercise) -> str:
-    """Hash of all that the proof depends on within exercises/, and of the code that is to be written."""
-    from learnvllm.study.starters import render_solution
+    """Hash of all that the proof depends on within exercises/, and of the code that is to be written.
+
+    Texts that no test reads (title, summary, hints, reading) are not in it.
+    """
+    from learnvllm.study.starters import solution_code
 
     root = exercise.folder.parent.parent
     digest = hashlib.sha256(exercise.content_hash().encode())
-    for path in (root / "conftest.py", root / "pytest.ini", *support_files(exercise)):
+    shared = (root / "conftest.py", root / "pytest.ini", *support_files(exercise))
+    for path in (exercise.mutants_path, *shared):
         digest.update(read_bytes(path) + b"\0")
-    digest.update(render_solution(exercise).encode())
+    digest.update(solution_code(exercise).encode())
     return digest.hexdigest()
 
 
@@ -72,7 +76,7 @@ def support_files(exercise: Exercise) -> list[Path]:
 
 
 def grader_hash(exercise: Exercise) -> str:
-    return hashlib.sha256(read_bytes(exercise.test_path)).hexdigest()
+    return file_hash(exercise.test_path)
 
 
 def read_proof(exercise: Exercise) -> Proof | None:

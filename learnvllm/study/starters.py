@@ -15,9 +15,7 @@ import libcst as cst
 import learnvllm
 from learnvllm.study.exercise import Blank, Exercise, StudyError
 from learnvllm.study.mutants import apply_mutant, find_mutant
-from learnvllm.study.reference_imports import header_imports
-
-WIDTH = 110
+from learnvllm.study.reference_imports import WIDTH, header_imports
 
 Definition = cst.FunctionDef | cst.ClassDef
 
@@ -38,6 +36,12 @@ def render_solution(exercise: Exercise) -> str:
     return _render(exercise, ())
 
 
+def solution_code(exercise: Exercise) -> str:
+    """The same without the docstring on top."""
+    imports, code = _parts(exercise, ())
+    return "\n".join([imports, *code])
+
+
 def reference_path(module: str) -> Path:
     """The source of a module of learnvllm, found without importing it."""
     path = Path(learnvllm.__file__).parent.joinpath(*module.split(".")[1:])
@@ -48,6 +52,13 @@ def reference_path(module: str) -> Path:
 
 
 def _render(exercise: Exercise, blanks: tuple[Blank, ...]) -> str:
+    imports, code = _parts(exercise, blanks)
+    head = "\n\n".join(part for part in (_docstring(exercise), imports) if part)
+    return "\n\n\n".join([head, *(text.rstrip("\n") for text in code)]) + "\n"
+
+
+def _parts(exercise: Exercise, blanks: tuple[Blank, ...]) -> tuple[str, list[str]]:
+    """The imports, and the source of each target."""
     module = cst.parse_module(reference_path(exercise.module).read_text("utf-8"))
     targets = _targets(module, exercise)
     code = [_code(module, target) for target in targets]
@@ -62,8 +73,7 @@ def _render(exercise: Exercise, blanks: tuple[Blank, ...]) -> str:
             raise StudyError(
                 f"{exercise.id}: there is no member {', '.join(unknown)} to blank in its targets."
             )
-    head = "\n\n".join(part for part in (_docstring(exercise), imports) if part)
-    return "\n\n\n".join([head, *(text.rstrip("\n") for text in code)]) + "\n"
+    return imports, code
 
 
 def _targets(module: cst.Module, exercise: Exercise) -> list[Definition]:

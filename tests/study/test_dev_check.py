@@ -82,6 +82,50 @@ def test_a_change_makes_it_run_again(tiny: Exercise) -> None:
     assert not checked(tiny).cached
 
 
+def test_better_texts_leave_the_proof_and_a_learner_s_pass_alone(tiny: Exercise) -> None:
+    checked(tiny)
+    told = tiny.folder / "exercise.toml"
+    text = told.read_text("utf-8")
+    for old, new in (
+        ("Rounds up.", "Rounds up, always."),
+        ('"one"', '"another"'),
+        ("Tiny", "Small"),
+        ("Up.", "!"),
+    ):
+        text = text.replace(old, new)
+    told.write_text(f'reading = ["topics/architecture/concepts.md"]\n{text}', "utf-8")
+    known = proof.read_proof(tiny)
+    assert known is not None
+    assert known.content == proof.content(find_exercise("tiny"))
+    assert find_exercise("tiny").content_hash() == tiny.content_hash()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("exercise.toml", "points = 2", "points = 3"),
+        ("exercise.toml", 'todo = "Round up."', 'todo = "Round up."\nomit = true'),
+        ("test_exercise.py", "cdiv(5, 2)", "cdiv(7, 3)"),
+    ],
+)
+def test_another_task_is_to_be_passed_again(tiny: Exercise, file: str, old: str, new: str) -> None:
+    before = tiny.content_hash(), proof.content(tiny)
+    path = tiny.folder / file
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+    after = find_exercise("tiny")
+    assert after.content_hash() != before[0]
+    assert proof.content(after) != before[1]
+
+
+def test_another_mutant_is_to_be_proved_but_takes_no_pass_away(tiny: Exercise) -> None:
+    before = tiny.content_hash(), proof.content(tiny)
+    tiny.mutants_path.write_text(MUTANTS.replace("a % b", "a"), "utf-8")
+    assert tiny.content_hash() == before[0]
+    assert proof.content(tiny) != before[1]
+
+
 def test_a_mutant_that_lives_is_told(tiny: Exercise) -> None:
     tiny.test_path.write_text(GRADER.replace("subject.cdiv(5, 2) == 3", "subject.cdiv(5, 2) <= 3"), "utf-8")
     report = checked(tiny)

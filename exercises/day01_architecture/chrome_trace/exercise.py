@@ -8,7 +8,7 @@ in it may overlap, and no time may be counted twice.
 Not asked: Writing the file, and merging decodes (the next exercise). _RequestTrack is a small record that you
 may use or leave: where a request's last slice ends, and the number of its track.
 
-Read: docs/topics/architecture/concepts.md, docs/topics/architecture/walkthrough.md
+Read: docs/topics/architecture/concepts.md
 Check: learnvllm check architecture.chrome_trace
 """
 

@@ -8,7 +8,7 @@ same configuration.
 Not asked: Wrong types and unknown fields: pydantic refuses them before your code runs, and _config turns its
 complaint into a ConfigError.
 
-Read: docs/topics/architecture/concepts.md, docs/topics/architecture/walkthrough.md
+Read: docs/topics/architecture/concepts.md
 Check: learnvllm check architecture.config_checks
 """
 

@@ -10,7 +10,7 @@ programs read off the wire: both are right.
 
 This file has a mistake in it. Find it and repair it.
 
-Read: docs/topics/architecture/concepts.md, docs/topics/architecture/walkthrough.md
+Read: docs/topics/architecture/concepts.md
 Check: learnvllm check architecture.never_finished
 """
 

@@ -8,7 +8,7 @@ that silently stops working.
 Not asked: Who changes num_computed_tokens, status and num_output_placeholders (the scheduler, Day 3), and how
 a block is hashed (Day 4): the request is given a function for that.
 
-Read: docs/topics/architecture/concepts.md, docs/topics/architecture/walkthrough.md
+Read: docs/topics/architecture/concepts.md
 Check: learnvllm check architecture.request_counters
 """
 

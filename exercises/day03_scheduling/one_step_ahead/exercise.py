@@ -7,7 +7,7 @@ methods, and the counter that underflowed in vLLM.
 Not asked: How workers fill in the missing ids (Day 5), and the engine loop that keeps two steps in flight
 (Day 2).
 
-Read: docs/topics/scheduling/concepts.md, docs/topics/scheduling/walkthrough.md
+Read: docs/topics/scheduling/concepts.md
 Check: learnvllm check scheduling.one_step_ahead
 """
 

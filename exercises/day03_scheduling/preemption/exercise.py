@@ -6,7 +6,7 @@ who gives way, and what giving way means for a request: it loses work, never a t
 
 Not asked: How many tokens a request gets (_get_num_new_tokens) and who is admitted (_admit): both are there.
 
-Read: docs/topics/scheduling/concepts.md, docs/topics/scheduling/walkthrough.md
+Read: docs/topics/scheduling/concepts.md
 Check: learnvllm check scheduling.preemption
 """
 

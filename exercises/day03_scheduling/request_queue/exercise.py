@@ -7,7 +7,7 @@ nobody may walk through all of them for that.
 Not asked: Threads: one loop owns the queue. The contract is RequestQueue in
 learnvllm/scheduling/request_queue.py.
 
-Read: docs/topics/scheduling/concepts.md, docs/topics/scheduling/walkthrough.md
+Read: docs/topics/scheduling/concepts.md
 Check: learnvllm check scheduling.request_queue
 """
 

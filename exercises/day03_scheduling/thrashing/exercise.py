@@ -9,7 +9,7 @@ Not asked: The KV cache manager: it hands out blocks as it is told. The mistake 
 
 This file has a mistake in it. Find it and repair it.
 
-Read: docs/topics/scheduling/concepts.md, docs/topics/scheduling/walkthrough.md
+Read: docs/topics/scheduling/concepts.md
 Check: learnvllm check scheduling.thrashing
 """
 

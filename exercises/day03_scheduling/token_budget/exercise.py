@@ -7,7 +7,7 @@ preemption.
 
 Not asked: Blocks, the queue and preemption: the rest of the class is there and works.
 
-Read: docs/topics/scheduling/concepts.md, docs/topics/scheduling/walkthrough.md
+Read: docs/topics/scheduling/concepts.md
 Check: learnvllm check scheduling.token_budget
 """
 

@@ -7,7 +7,7 @@ function with which a request extends its chain of names. What the name leaves o
 Not asked: Which bytes you choose: any encoding counts in which different inputs give different bytes. The
 root of the chain is given.
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.block_hashing
 """
 

@@ -6,7 +6,7 @@ forgetting.
 
 Not asked: What a name is made of, and which blocks a request needs: a hash is 32 opaque bytes here.
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.block_pool
 """
 

@@ -6,7 +6,7 @@ blocks themselves: every operation in constant time, nothing allocated.
 
 Not asked: Who puts blocks in, and why: that is the pool's business, and the next exercise.
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.free_queue
 """
 

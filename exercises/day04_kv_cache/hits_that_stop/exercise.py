@@ -9,7 +9,7 @@ Not asked: The pool and the hashes: both are the reference's and innocent.
 
 This file has a mistake in it. Find it and repair it.
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.hits_that_stop
 """
 

@@ -7,7 +7,7 @@ all agree.
 Not asked: How a group finds its own hit: each manager has find_longest_cache_hit(block_hashes,
 max_num_blocks).
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.hybrid_hit
 """
 

@@ -6,7 +6,7 @@ single decodes. You write it in plain torch: the version that defines what the f
 
 Not asked: Speed. A loop over requests is fine; the compiled kernels of Day 6 are tested against this.
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.paged_attention
 """
 

@@ -6,7 +6,7 @@ tokens. The first is three lines with a famous trap; the second must say no with
 Not asked: How groups agree on a hit and how tables grow: `self.coordinator` does that, and its methods are
 given.
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.prefix_lookup
 """
 

@@ -8,7 +8,7 @@ this is ours.
 Not asked: Who sets `block.reused`: the pool does, when a prefix hit takes the block, and clears it when the
 block is handed out.
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.segmented_eviction
 """
 

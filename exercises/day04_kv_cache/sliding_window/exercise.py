@@ -7,7 +7,7 @@ window will read. You write both rules, where being wrong by one token is NaN in
 Not asked: How many blocks a window can hold at most (SlidingWindowSpec.max_blocks) and how groups agree on a
 hit.
 
-Read: docs/topics/kv_cache/concepts.md, docs/topics/kv_cache/walkthrough.md
+Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.sliding_window
 """
 
