@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from learnvllm.architecture.messages import (
     EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
     FinishReason,
-    LogprobsLists,
-    SchedulerStats,
 )
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.tracing import RecordingTracer, merge_decodes, to_chrome_trace
-from learnvllm.engine_core.serial import MsgpackEncoder
 from learnvllm.scheduling.simulator import Arrival, Simulation
 from learnvllm.scheduling.toy import make_prompt, toy_config
+from tests.wire_sizes import NAME, message_sizes
 
 PAGES = Path(__file__).resolve().parents[2] / "docs/topics/architecture"
 CONCEPTS = (PAGES / "concepts.md").read_text("utf-8")
@@ -38,33 +31,9 @@ def rows(name: str) -> list[list[str]]:
 
 
 def test_the_bytes() -> None:
-    rng = random.Random(0)
-
-    def size(message: Any) -> int:
-        return sum(len(frame) for frame in MsgpackEncoder().encode(message))
-
-    def ids(count: int) -> list[int]:
-        return [rng.randrange(49_152) for _ in range(count)]
-
-    name = "cmpl-" + "0" * 30
-    params = SamplingParams(temperature=0.0, max_tokens=64)
-    request = EngineCoreRequest(name + "00", ids(512), params, [2], 1_700_000_000.0)
-    outputs = [EngineCoreOutput(f"{name}{i:02}", ids(1)) for i in range(16)]
-    stats = SchedulerStats(16, 3, 0.25, 0, 0, 0, 16)
-
-    def with_logprobs(output: EngineCoreOutput) -> EngineCoreOutput:
-        token_ids = np.array([ids(6)], dtype=np.int32)
-        logprobs = LogprobsLists(token_ids, np.zeros((1, 6), np.float32), np.array([1], np.int32))
-        return EngineCoreOutput(output.request_id, output.new_token_ids, logprobs)
-
-    sizes = [
-        size(request),
-        size(EngineCoreOutputs(outputs, timestamp=1234.5)),
-        size(EngineCoreOutputs(outputs, stats, timestamp=1234.5)),
-        size(EngineCoreOutputs([with_logprobs(output) for output in outputs], timestamp=1234.5)),
-    ]
+    sizes = message_sizes()
     assert [cells[1] for cells in rows("bytes")] == [f"{number:,}" for number in sizes]
-    assert 16 * len(name + "00") > sizes[1] / 2  # "more than half of these bytes are ids"
+    assert 16 * len(NAME + "00") > sizes[1] / 2  # "more than half of these bytes are ids"
 
 
 def test_the_traces() -> None:

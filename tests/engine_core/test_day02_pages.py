@@ -1,6 +1,5 @@
 """Figures that Day 2's pages quote are what our code computes."""
 
-import itertools
 import re
 from pathlib import Path
 
@@ -9,21 +8,19 @@ import pytest
 
 from learnvllm.architecture.messages import (
     EngineCoreOutput,
-    EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
     LogprobsLists,
-    SchedulerStats,
 )
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
 from learnvllm.engine_core.detokenizer import undecided_length
 from learnvllm.engine_core.output_processor import OutputProcessor
 from learnvllm.engine_core.serial import MsgpackEncoder
-from tests.engine_core.parts import build_scripted_core, byte_level_tokenizer, make_config
+from tests.engine_core.parts import byte_level_tokenizer
+from tests.wire_sizes import message_sizes
 
 PAGES = Path(__file__).parents[2] / "docs/topics/engine_core"
 CONCEPTS = " ".join((PAGES / "concepts.md").read_text("utf-8").split())
-REQUEST_ID = "cmpl-" + 32 * "0"
 
 
 def frame_sizes(message) -> list[int]:
@@ -31,13 +28,10 @@ def frame_sizes(message) -> list[int]:
 
 
 def test_the_sizes_of_messages() -> None:
-    params = SamplingParams(temperature=0.0)
-    request = EngineCoreRequest(REQUEST_ID, list(range(1000, 1512)), params, [2], arrival_time=1.5)
-    assert f"A request of 512 prompt tokens is {frame_sizes(request)[0]:,} bytes" in CONCEPTS
-    outputs = [EngineCoreOutput(REQUEST_ID, [1000]) for _ in range(16)]
-    stats = SchedulerStats(16, kv_cache_usage=0.25, num_scheduled_tokens=16)
-    size = frame_sizes(EngineCoreOutputs(outputs, stats, timestamp=1.5))[0]
-    assert f"the outputs of a step for 16 requests {size:,}" in CONCEPTS
+    """The figures of Day 1's table."""
+    request, _, step, _ = message_sizes()
+    assert f"A request of 512 prompt tokens is {request:,} bytes" in CONCEPTS
+    assert f"the outputs of a step for 16 requests {step:,}" in CONCEPTS
 
 
 def test_the_frames_of_prompt_logprobs() -> None:
@@ -91,13 +85,3 @@ def test_what_decoding_everything_anew_costs() -> None:
 def test_what_overlapping_gains_at_most(share) -> None:
     longer = max(share, 100 - share)
     assert f"| {share} % | {longer} % | × {100 / longer:.2f} |" in CONCEPTS
-
-
-def test_how_many_steps_the_quiz_counts() -> None:
-    """Question core-03: a prompt of 10 tokens in chunks of 4, then 5 tokens."""
-    core = build_scripted_core(make_config(max_num_batched_tokens=4))
-    core.add_request(EngineCoreRequest("r", list(range(5, 15)), SamplingParams(max_tokens=5), [2]))
-    for _ in itertools.takewhile(lambda _: core.has_work(), range(50)):
-        core.step()
-    assert core.executor.num_steps == 8
-    core.shutdown()

@@ -10,6 +10,7 @@ import pytest
 
 from learnvllm.architecture.math_utils import cdiv
 from learnvllm.kv_cache.interface import FullAttentionSpec, SlidingWindowSpec
+from learnvllm.study.catalogue import load_exercises
 from learnvllm.study.prefix_traces import assistants_and_documents, conversations, hit_rate, make_manager
 
 PAGES = Path(__file__).resolve().parents[2] / "docs/topics/kv_cache"
@@ -58,3 +59,12 @@ def test_hit_rates_of_both_orders(blocks: int) -> None:
         for eviction in ("lru", "segmented")
     ]
     assert has_row(str(blocks), *rates)
+
+
+def test_what_the_day_is_shorter_by() -> None:
+    """index.md names the exercises that may be left out."""
+    page = " ".join((PAGES / "index.md").read_text("utf-8").split())
+    optional = {"paged_attention", "sliding_window", "hybrid_hit", "segmented_eviction"}
+    minutes = sum(exercise.minutes for exercise in load_exercises() if exercise.name in optional)
+    assert all(f"*{name}*" in page for name in optional)
+    assert f"Without these four exercises the day is {minutes} minutes shorter" in page
