@@ -18,7 +18,7 @@ from learnvllm.architecture.config import Policy
 from learnvllm.architecture.request import Request
 
 SECONDS_PER_PROMPT_TOKEN = 0.01
-"""Policy `shortest`: by how much a token of its prompt puts off a request's turn."""
+"""Policy `shortest`: for each token that its prompt is shorter, a request may have come this much later."""
 
 
 class RequestQueue(ABC):
@@ -143,21 +143,22 @@ class PriorityRequestQueue(RequestQueue):
 
 
 class ShortestFirstRequestQueue(RequestQueue):
-    """Short prompts first, but whoever waits gets a turn. A sorted list, in which bisection finds anybody.
+    """Short prompts first, and nobody waits for ever.
 
-    A request's turn is its arrival time plus SECONDS_PER_PROMPT_TOKEN for each token of its prompt; the
-    earliest is next. So a short question overtakes a long document, but not one that has waited as long as
-    its length puts it off: nobody starves. The preempted go before all others, the latest of them first.
+    A prompt that is k tokens shorter passes one that came up to k * SECONDS_PER_PROMPT_TOKEN before it. So a
+    short question overtakes a long document, but only for as long as that document's length allows. Equals
+    keep their order. The preempted go before all others, the latest of them first.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._order: list[tuple[float, int, Request]] = []
+        self._order: list[tuple[float, int, Request]] = []  # sorted: bisection finds anybody
         """(turn, number, request): the number decides between equal turns."""
         self._places: dict[str, tuple[float, int]] = {}
         self._count = 0
 
     def add_request(self, request: Request) -> None:
+        # Fixed at arrival, so places never change: who is long or late has a late turn, the earliest is next.
         turn = request.arrival_time + SECONDS_PER_PROMPT_TOKEN * request.num_prompt_tokens
         self._count += 1
         self._insert(request, (turn, self._count))

@@ -23,15 +23,23 @@ from learnvllm.architecture.tracing import StepEvent, _RequestTrack
 def to_chrome_trace(events: Iterable[StepEvent]) -> dict[str, Any]:
     """Convert events to the Chrome trace format, which Perfetto (ui.perfetto.dev) opens.
 
-    The first tracks show steps and their phases: one track, or as many as there are steps in flight at once.
-    Each request has a track of its own, with a slice for each step that computes something of it; free blocks
-    and queue lengths are counters. Timestamps are microseconds from the first event.
+    Every row has `pid` 1; `ts` and `dur` are microseconds from the first event's start. `ph` is X for a slice
+    (`_slice`), C for a counter at its step's begin, M for the name of a track (`_thread_name`):
+
+    | ph | track (tid)       | name                          | args                                    |
+    |----|-------------------|-------------------------------|-----------------------------------------|
+    | X  | 0, 1, ...         | step N                        | tokens (sum), preempted, finished       |
+    | X  | that of its step  | the phase                     | {}                                      |
+    | X  | one for a request | prefill or decode             | step, tokens, computed_before, cached   |
+    | C  | none              | free blocks, running, waiting | {name: value}                           |
+    | M  | every track       | thread_name                   | {"name": "engine steps" / "request ID"} |
+
+    Steps have as many tracks as are in flight at once; requests follow, in the order of appearance. A phase
+    begins where the one before ends, but forward begins with execute. A request's slice is its step, less
+    what its slice before still covers.
     """
-    # TODO: {'traceEvents': rows, 'displayTimeUnit': 'ms'}; no events: {'traceEvents': []}. Rows of `_slice`
-    # for steps (`step N`; args tokens, preempted, finished) and their phases on tracks 0, 1, ... (`engine
-    # steps`); then a track for each request in the order of appearance (`request ID`) with slices `prefill`
-    # and `decode` (args step, tokens, computed_before, cached); counters `free blocks`, `running`, `waiting`
-    # at each step's begin.
+    # TODO: {'traceEvents': rows, 'displayTimeUnit': 'ms'} with the rows of the table above, for every event;
+    # no events: {'traceEvents': []}.
     raise NotImplementedError("TODO: to_chrome_trace")
 
 

@@ -1,9 +1,10 @@
-"""A report from a client: the answer came, and never ended (break-and-fix, 20 minutes, 11 points).
+"""A report from a client: the answer came, and never ended (break-and-fix, 5 minutes, 6 points).
 
 A client that speaks to the engine in token ids hangs, so the report says. It gets all tokens of its answer
 and then waits for ever; but only where the model itself ends the answer. Requests that reach max_tokens end
-as they should, and so do those that are aborted. Nothing crashes, and the engine says that it is idle. One
-line of these messages is wrong.
+as they should, and so do those that are aborted. Nothing crashes, and the engine says that it is idle. A
+warm-up of five minutes: these messages have one line of logic, so the question is why it works for everybody
+else.
 
 Not asked: The scheduler, which decides that a request has ended, and FinishReason, whose numbers other
 programs read off the wire: both are right.

@@ -167,8 +167,9 @@ class EngineCore:
         and returns its outputs. Once nothing is left to schedule, calls only wait.
         """
         # TODO: At most one new step a call (_start_step, non_block=True) and at most one finished
-        # (_finish_step), oldest first. Return ({}, True) without waiting only while there is room for a
-        # second step and the new one computes something; ({}, False) when nothing is in flight.
+        # (_finish_step), oldest first. Return ({}, True) without a result only if the new one computes
+        # something, there is room for a second step and the oldest is not done yet; ({}, False) when nothing
+        # is in flight.
         raise NotImplementedError("TODO: EngineCore.step_with_batch_queue")
 
     def _start_step(self, non_block: bool) -> StepInFlight:

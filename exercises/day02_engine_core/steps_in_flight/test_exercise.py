@@ -47,7 +47,7 @@ def test_the_first_call_starts_a_step_and_does_not_wait_for_it() -> None:
     assert core.has_work(), "A step in flight is work: the loop must come back for its result."
 
 
-@pytest.mark.points(3)
+@pytest.mark.points(2)
 def test_the_next_step_is_scheduled_before_the_running_one_is_waited_for() -> None:
     diary: list[str] = []
     core = make(diary)
@@ -66,6 +66,31 @@ def test_the_next_step_is_scheduled_before_the_running_one_is_waited_for() -> No
     want = (expected_tokens([5, 6, 7], 1), True)
     assert (tokens_in(outputs), executed) == want, lesson(
         "It returns step 1's outputs, and that step 2 was started.",
+        expected=want,
+        got=(tokens_in(outputs), executed),
+        read=READ,
+    )
+
+
+@pytest.mark.points(1)
+def test_a_step_that_is_done_is_taken_in_at_once() -> None:
+    """A device that is faster than the CPU: each step is done by the time it has been handed over."""
+    core = make()
+    execute = core.executor._execute
+
+    def execute_at_once(step):
+        future = execute(step)
+        future.result()
+        return future
+
+    core.executor._execute = execute_at_once
+    core.add_request(request("a", [5, 6, 7]))
+    outputs, executed = core.step_with_batch_queue()
+    want = (expected_tokens([5, 6, 7], 1), True)
+    assert (tokens_in(outputs), executed) == want, lesson(
+        "Only a step that still runs is a reason to return without a result. One whose Future is done has "
+        "tokens that somebody waits for; leaving them for the next call makes them a step late.",
+        case="one request, first call; the device is done before the call looks",
         expected=want,
         got=(tokens_in(outputs), executed),
         read=READ,

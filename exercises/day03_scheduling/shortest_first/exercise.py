@@ -23,20 +23,20 @@ from learnvllm.scheduling.request_queue import SECONDS_PER_PROMPT_TOKEN, Request
 
 
 class ShortestFirstRequestQueue(RequestQueue):
-    """Short prompts first, but whoever waits gets a turn. A sorted list, in which bisection finds anybody.
+    """Short prompts first, and nobody waits for ever.
 
-    A request's turn is its arrival time plus SECONDS_PER_PROMPT_TOKEN for each token of its prompt; the
-    earliest is next. So a short question overtakes a long document, but not one that has waited as long as
-    its length puts it off: nobody starves. The preempted go before all others, the latest of them first.
+    A prompt that is k tokens shorter passes one that came up to k * SECONDS_PER_PROMPT_TOKEN before it. So a
+    short question overtakes a long document, but only for as long as that document's length allows. Equals
+    keep their order. The preempted go before all others, the latest of them first.
     """
 
     def __init__(self) -> None:
-        # TODO: super().__init__() starts num_prompt_tokens at 0; then whatever keeps requests by their turn.
+        # TODO: super().__init__() starts num_prompt_tokens at 0; then whatever keeps requests in the order of
+        # admission.
         raise NotImplementedError("TODO: ShortestFirstRequestQueue.__init__")
 
     def add_request(self, request: Request) -> None:
-        # TODO: Work out its turn and put it in its place, behind those with the same turn; count its prompt
-        # tokens.
+        # TODO: Put it in its place, behind its equals; count its prompt tokens.
         raise NotImplementedError("TODO: ShortestFirstRequestQueue.add_request")
 
     def prepend_request(self, request: Request) -> None:
@@ -44,7 +44,7 @@ class ShortestFirstRequestQueue(RequestQueue):
         raise NotImplementedError("TODO: ShortestFirstRequestQueue.prepend_request")
 
     def peek_request(self) -> Request:
-        # TODO: Whose turn is the earliest; IndexError when nobody waits.
+        # TODO: Who is next; IndexError when nobody waits.
         raise NotImplementedError("TODO: ShortestFirstRequestQueue.peek_request")
 
     def pop_request(self) -> Request:

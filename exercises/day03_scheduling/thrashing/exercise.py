@@ -2,8 +2,8 @@
 
 Since the last release, so the report says, throughput halves when several long documents come at once, with
 --long-prefill-token-threshold 4. Every answer is right and nothing crashes, but the preemption counter climbs
-and the device computes the same tokens again and again. This scheduler has one line too few. The tests show
-you the symptom; a table of its steps shows you the cause.
+and the device computes the same tokens again and again. The tests show you the symptom; a table of its steps
+shows you the cause.
 
 Not asked: The KV cache manager: it hands out blocks as it is told. The mistake is in this file.
 
