@@ -117,6 +117,18 @@ def test_help_says_the_default_of_every_number(command: str, capsys: pytest.Capt
         (["bench", "serve", "--base-url", "http://a:b"], "--base-url"),
         (["chat", "--url", "http://a:b"], "http://a:b"),
         (["models", "path", "no-such-model"], "no-such-model"),
+        (["models", "path", ""], "name is empty"),
+        (["generate", "\udcff"], "not valid UTF-8"),
+        (["generate", "hello", "--chat", "--stop", "\udcff"], "not valid UTF-8"),
+        (["serve", "--port", "0", "--api-key", "a\udcff"], "'a\\udcff' is not valid UTF-8"),
+        (["serve", "--port", "0", "--served-model-name=\udcff"], "not valid UTF-8"),
+        (["serve", "--port", "0", "--prefix-caching-hash-seed", "\udcff"], "not valid UTF-8"),
+        (["serve", "--port", "0", ""], "name is empty"),
+        (["serve", "--port", "0", "--model", " "], "name is empty"),
+        (["serve", "--host", "", "--port", "0"], "host is empty"),
+        (["serve", "--host", "a" * 100, "--port", "0"], "--host"),
+        (["serve", "--port", "70000"], "0-65535. Check"),
+        (["generate", "hello", "--max-num-seqs", "99999999999"], "max_num_seqs=99999999999"),
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )
@@ -129,6 +141,75 @@ def test_an_error_is_one_line_and_exit_code_2(
     assert len(captured.err.splitlines()) == 1
     assert captured.err.startswith(f"learnvllm {arguments[0]}: ")
     assert says in captured.err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("said", [b"\xff", b"Hi \xc3"])
+def test_input_that_is_no_text_is_one_line(command: str, said: bytes, tmp_path: Path) -> None:
+    for encoding in ("utf-8", "utf-8:surrogateescape"):  # as a UTF-8 locale has it, and as POSIX's
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        (tmp_path / "said").write_bytes(said)
+        with (tmp_path / "said").open("rb") as stdin:
+            program = (
+                "import sys\n"
+                "from learnvllm import cli\n"
+                "from learnvllm.cli import engine\n"
+                "from learnvllm.serving.chat_view import ChatView\n"
+                "if sys.argv[1] == 'generate': sys.exit(cli.main(['generate']))\n"
+                "engine.run_chat = lambda args: print(ChatView(plain=True, history=None).read()) or 0\n"
+                "sys.exit(cli.main(['chat']))"
+            )
+            result = subprocess.run(
+                [sys.executable, "-c", program, command],
+                stdin=stdin, env=environment, capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+        assert result.returncode == 2, result.stderr
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"learnvllm {command}: ")
+
+
+def test_what_the_terminal_cannot_show_is_written_with_escapes() -> None:
+    environment = {**os.environ, "LEARNVLLM_\udcff": "1", "PYTHONIOENCODING": "ascii"}
+    result = run("env", env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "LEARNVLLM_\\udcff  is set, but there is no such variable" in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
+@pytest.mark.parametrize("arguments", [["env"], ["env", "--json"], ["version"], ["models"]])
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "learnvllm", *arguments]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr == "learnvllm: the output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--port"],
+        ["generate", "--max-tokens", "x"],
+        ["chat", "--no-such-flag"],
+        ["bench", "throughput", "--num-prompts", "x"],
+        ["bench", "nothing"],
+        ["models", "nothing"],
+        ["models", "pull", "one", "two"],
+        ["dev", "check", "--budget", "x"],
+        ["day", "x"],
+        ["env", "extra"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_flag_names_the_command_and_not_its_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    name, _, _ = line.partition(": error: ")
+    assert name in ("learnvllm", f"learnvllm {arguments[0]}", f"learnvllm {arguments[0]} {arguments[1]}")
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +301,17 @@ def test_no_character_is_lost_when_the_first_piece_has_no_text(capsys: pytest.Ca
         printer.add(index, RequestOutput("id", None, [1], [completion], finished=reason is not None))
     printer.end()
     assert capsys.readouterr().out == "\n--- 'a'\nHello world\n\n--- 'b'\n\n"
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("flag", ["--kv-cache-memory-bytes", "--num-gpu-blocks-override"])
+@pytest.mark.parametrize("number", [10**17, 10**19, 10**40])
+def test_a_cache_that_no_machine_holds_is_one_line(
+    model: str, flag: str, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", "hello", "--model", model, "--num-threads", "1", flag, str(number)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No memory for" in line
 
 
 @pytest.mark.usefixtures("in_process")

@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 from learnvllm.architecture.envs import MAX_THREADS
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.sampling_params import is_utf8
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -26,6 +27,9 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Policy = Literal["fcfs", "priority", "shortest"]
 PrefixCacheEviction = Literal["lru", "segmented"]
 ExecutorBackend = Literal["uni", "mp"]
+
+MAX_NUM_SEQS = 4096
+"""Every request that may run has rows of its own in several tables, made when the engine starts."""
 
 T = TypeVar("T")
 
@@ -42,6 +46,9 @@ def _config(cls: type[T]) -> type[T]:
             init(self, *args, **kwargs)
         except pydantic.ValidationError as error:
             raise _to_config_error(error) from None
+        for name, value in vars(self).items():
+            is_text = not isinstance(value, str | Path) or is_utf8(str(value))
+            _check(is_text, name, value, "must be valid Unicode, without lone surrogates")
 
     made.__init__ = __init__  # type: ignore[method-assign]
     return cast(type[T], made)
@@ -153,8 +160,9 @@ class SchedulerConfig:
     """Refuse (503) when this many prompt tokens wait. None: no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        _check(tokens >= 1, "max_num_batched_tokens", tokens, "must be at least 1")
+        _check(1 <= seqs <= MAX_NUM_SEQS, "max_num_seqs", seqs, f"must be between 1 and {MAX_NUM_SEQS}")
         _check(
             self.long_prefill_token_threshold >= 0,
             "long_prefill_token_threshold",
@@ -167,6 +175,12 @@ class SchedulerConfig:
             "prefill_tokens_per_decode",
             per_decode,
             "must be 0 (no limit) or above; leave it out for what suits the platform",
+        )
+        _check(
+            not per_decode or self.enable_chunked_prefill,
+            "prefill_tokens_per_decode",
+            per_decode,
+            "limits the pieces of prompts, so it has no meaning without chunked prefill; leave it out",
         )
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             value = getattr(self, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 def _positive_float(text: str) -> float:
     value = float(text)
-    if not value > 0:
-        raise ValueError("use a number above 0")
+    if not 0 < value < math.inf:
+        raise ValueError("use a number above 0, and not inf")
     return value
 
 
@@ -66,6 +67,14 @@ def _positive_int(text: str) -> int:
     if value <= 0:
         raise ValueError("use a whole number above 0")
     return value
+
+
+def _path(text: str) -> Path | None:
+    """Empty is as good as unset; ~ is what a shell would have made of it."""
+    try:
+        return Path(text).expanduser() if text else None
+    except RuntimeError as error:  # there is no such user, or no home
+        raise ValueError(str(error).rstrip(".")) from None
 
 
 def _num_threads(text: str) -> int:
@@ -87,7 +96,7 @@ REGISTRY: dict[str, EnvVar] = {
         EnvVar(
             "LEARNVLLM_HOME",
             None,
-            Path,
+            _path,
             "Cache directory for models and compiled kernels (default: the platform's user cache).",
         ),
         EnvVar(
@@ -132,14 +141,14 @@ REGISTRY: dict[str, EnvVar] = {
         EnvVar(
             "LEARNVLLM_TRACE_FILE",
             None,
-            Path,
+            _path,
             "Write one StepEvent per engine step to this file as a Chrome/Perfetto trace.",
         ),
-        EnvVar("LEARNVLLM_EXERCISES", None, Path, "The exercises/ folder (default: the checkout's)."),
+        EnvVar("LEARNVLLM_EXERCISES", None, _path, "The exercises/ folder (default: the checkout's)."),
         EnvVar(
             "LEARNVLLM_STUDY_HOME",
             None,
-            Path,
+            _path,
             "Progress, backups and journal (default: .learnvllm/ and journal/ in the checkout).",
         ),
         EnvVar(
@@ -157,7 +166,7 @@ REGISTRY: dict[str, EnvVar] = {
         EnvVar(
             "LEARNVLLM_SUBJECT",
             None,
-            Path,
+            _path,
             "Python file that an exercise's grader judges (default: the exercise.py beside it).",
         ),
     )
@@ -176,7 +185,10 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
     if text is None:
         return var.default
     try:
+        text.encode()
         return var.parse(text)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}={text!a} is not valid: use UTF-8.", parameter=name, value=text) from None
     except ValueError as error:
         raise ConfigError(f"{name}={text!r} is not valid: {error}.", parameter=name, value=text) from None
 

@@ -7,6 +7,9 @@ So `learnvllm --help` loads next to nothing. Errors of ours are one line on stde
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +19,7 @@ from importlib import import_module
 from learnvllm import __version__
 
 USAGE_ERROR, INTERRUPTED = 2, 130
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _OPTIONAL_PACKAGES = {
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "rich", "prompt_toolkit", "httpx"), "serve"),
     **dict.fromkeys(("yaml", "libcst", "textual", "jupytext", "nbformat", "pytest", "hypothesis"), "study"),
@@ -70,18 +74,43 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be text, nor a terminal know it all
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        finally:
+            if sys.stdout is not None:  # what cannot be written is noticed here, not when Python ends
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `learnvllm … | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        _discard_output()
+        with contextlib.suppress(OSError):
+            print(f"learnvllm: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        return 1
+
+
+def _discard_output() -> None:
+    """What is still buffered goes nowhere, or writing it would fail again when Python ends."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:
     from learnvllm.architecture.errors import LearnVLLMError
 
+    strange = next((argument for argument in arguments if not _is_text(argument)), None)
+    if strange is not None:
+        command = _command(arguments)
+        name = f"learnvllm {command}" if command in COMMANDS else "learnvllm"
+        print(f"{name}: {strange!a} is not valid UTF-8.", file=sys.stderr)
+        return USAGE_ERROR
     parser = _make_parser(arguments)
     args = parser.parse_args(arguments)
     if args.command is None:
@@ -107,6 +136,20 @@ def _run(arguments: list[str]) -> int:
         return USAGE_ERROR
 
 
+def _command(arguments: list[str]) -> str | None:
+    return next((argument for argument in arguments if not argument.startswith("-")), None)
+
+
+def _is_text(argument: str) -> bool:
+    """Python hands over bytes that are no UTF-8 as half surrogate pairs. No tokenizer, header or hash takes
+    those, so no flag does."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _function(verb: str, command: str) -> Callable[..., int]:
     function: Callable[..., int] = getattr(import_module(COMMANDS[command].home), f"{verb}_{command}")
     return function
@@ -122,8 +165,10 @@ def _make_parser(arguments: list[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--version", action="version", version=f"learnvllm {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
-    asked = next((a for a in arguments if not a.startswith("-")), None)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", help=argparse.SUPPRESS, prog=parser.prog
+    )
+    asked = _command(arguments)
     for name, command in COMMANDS.items():
         # A usage line with all the engine's flags would hide the error above it.
         usage = f"learnvllm {name} [flags]{command.operands}"

@@ -275,7 +275,7 @@ def run_chat(args: argparse.Namespace) -> int:
 def configure_bench(parser: argparse.ArgumentParser) -> None:
     from learnvllm.serving import bench
 
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, prog=parser.prog)
     for kind, help in bench.KINDS.items():
         sub = kinds.add_parser(kind, help=help, description=help, usage=f"learnvllm bench {kind} [flags]")
         bench.add_flags(sub, kind)

@@ -6,7 +6,7 @@ import argparse
 
 
 def configure_models(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", prog=parser.prog)
     for name, help in (
         ("list", "Models that are here. This is the default."),
         ("pull", "Fetch a model."),

@@ -103,7 +103,7 @@ class Worker:
     def _make_runner(self, kv_cache_config: KVCacheConfig) -> ModelRunner:
         try:
             caches = allocate_kv_caches(kv_cache_config, self.device)
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError, ValueError, OverflowError) as error:  # beyond what a size can be
             raise ConfigError(
                 f"No memory for {kv_cache_config.num_blocks} KV cache blocks: {error}. Lower "
                 "--kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs.",

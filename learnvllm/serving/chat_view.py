@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.sampling_params import is_utf8
+
 
 class ChatView:
     """One terminal, or a pipe.
@@ -35,9 +38,13 @@ class ChatView:
                 if self._session is not None:
                     return str(self._session.prompt()).strip()
                 line = sys.stdin.readline()
+                if not is_utf8(line):
+                    raise ValueError("it is not valid UTF-8")
                 return line.strip() if line else None
             except EOFError:
                 return None
+            except ValueError as error:
+                raise ValidationError(f"The message cannot be read: {error}.") from None
             except KeyboardInterrupt:
                 if self._session is None:
                     raise

@@ -16,7 +16,7 @@ from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
-from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.architecture.sampling_params import SamplingParams, is_utf8
 from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving.content import ChatMessage, shorten
 from learnvllm.serving.protocol import GenerationRequest, parse_request
@@ -40,12 +40,21 @@ def read_prompts(arguments: list[str], file: str | None) -> list[str]:
     elif arguments:
         prompts = arguments
     else:
-        if sys.stdin.isatty():
+        if sys.stdin is not None and sys.stdin.isatty():
             print("Type a prompt, end with Ctrl-D:", file=sys.stderr)
-        prompts = [sys.stdin.read()]
+        prompts = [_read_stdin()]
+    if not all(map(is_utf8, prompts)):
+        raise ValidationError("A prompt is not valid UTF-8.", parameter="prompt")
     if not prompts or not all(prompts):
         raise ValidationError("There is no prompt. Give one as an argument, in --file, or on stdin.")
     return prompts
+
+
+def _read_stdin() -> str:
+    try:
+        return "" if sys.stdin is None else sys.stdin.read()
+    except (OSError, ValueError) as error:
+        raise ValidationError(f"The prompt on stdin cannot be read: {error}.", parameter="prompt") from None
 
 
 def make_params(

@@ -50,7 +50,7 @@ def bind(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: no name can be that long
         sock.close()
         raise _port_error(host, port, error) from None
     return sock
@@ -68,7 +68,9 @@ def _port_error(host: str, port: int, error: Exception) -> ConfigError:
     elif reason == errno.EACCES:
         text = f"Port {port} on {host} is not allowed for this user. Choose one from 1024 on, with --port."
     else:
-        text = f"The server cannot listen on {host}:{port}: {error}. Check --host and --port."
+        text = (
+            f"The server cannot listen on {host}:{port}: {str(error).rstrip('.')}. Check --host and --port."
+        )
     return ConfigError(text, parameter="port", value=port)
 
 
@@ -181,6 +183,7 @@ async def _serve_until_told(
         state.draining = True
         if told.done() and await _drained(state, died, options.shutdown_timeout):
             return 0
+        state.closing.set()
         if not died.done():
             logger.warning("%d request(s) did not finish in time and are aborted.", state.in_flight)
             state.out_of_time.set()

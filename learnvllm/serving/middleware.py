@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ class ServerState:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     out_of_time: asyncio.Event = field(default_factory=asyncio.Event)
     """Whoever still waits for an answer gets an error now."""
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """The server ends, with or without an engine: no client is waited for any more."""
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -51,7 +53,8 @@ class ServerState:
 
 
 class DrainMiddleware:
-    """Counts the requests in flight; refuses new ones once the server is on its way out."""
+    """Counts the requests in flight; refuses new ones once the server is on its way out, and at last those
+    whose body is not here yet."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self.app = app
@@ -61,15 +64,56 @@ class DrainMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif self.state.draining:
-            response = error_response(ShuttingDownError())
-            response.headers["Connection"] = "close"
-            await response(scope, receive, send)
+            await self._refuse(scope, receive, send)
         else:
             self.state.enter()
             try:
-                await self.app(scope, receive, send)
+                await self._serve(scope, receive, send)
             finally:
                 self.state.leave()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_body = False
+
+        async def receive_in_time() -> Message:
+            nonlocal has_body
+            if has_body:  # all that can come is a disconnect, and nobody's end depends on it
+                return await receive()
+            message = await _unless_closing(receive(), self.state.closing)
+            has_body = not message.get("more_body", False)
+            return message
+
+        try:
+            await self.app(scope, receive_in_time, send)
+        except _BodyTooLate:
+            await self._refuse(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self.state.closing.is_set():
+                raise
+            # uvicorn has given up on a client that does not read. It would log a traceback.
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = error_response(ShuttingDownError())
+        response.headers["Connection"] = "close"
+        await response(scope, receive, send)
+
+
+class _BodyTooLate(BaseException):
+    """Not an Exception: FastAPI would take it for a body that cannot be parsed."""
+
+
+async def _unless_closing(receiving: Awaitable[Message], closing: asyncio.Event) -> Message:
+    """What is received. Raises _BodyTooLate when the server closes first."""
+    receive = asyncio.ensure_future(receiving)
+    close = asyncio.create_task(closing.wait())
+    try:
+        await asyncio.wait((receive, close), return_when=asyncio.FIRST_COMPLETED)
+        if receive.done():
+            return receive.result()
+        raise _BodyTooLate
+    finally:
+        receive.cancel()
+        close.cancel()
 
 
 class AuthenticationMiddleware:

@@ -49,6 +49,12 @@ class ServeOptions:
     access_log: bool = True
 
     def __post_init__(self) -> None:
+        if not self.host.strip():
+            raise ConfigError(
+                "The host is empty. Give --host an address of this machine, or 0.0.0.0 for all.",
+                parameter="host",
+                value=self.host,
+            )
         if not all(key.strip() for key in self.api_keys):
             raise ConfigError(
                 "The API key is empty. Give one with --api-key or LEARNVLLM_API_KEY, or unset both for a "

@@ -15,7 +15,7 @@ from typing import Any
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.engine_core.tokenizer import Tokenizer
 from learnvllm.serving.chat_template import ChatTemplate
-from learnvllm.serving.content import ChatMessage
+from learnvllm.serving.content import ChatMessage, check_unicode
 
 # Unicode normalization may write a text with fewer characters, at most this many to one.
 _MAX_NORMALIZATION_SHRINK = 4
@@ -90,7 +90,7 @@ class Renderer:
 
         Raises:
             ContextLengthError: it is so long that it cannot fit, found out before tokenizing megabytes.
-            ValidationError: it has no tokens.
+            ValidationError: it has no tokens, or half a surrogate pair.
         """
         if len(text) > self._max_chars:
             raise ContextLengthError(
@@ -99,6 +99,7 @@ class Renderer:
                 parameter=parameter,
                 value=len(text),
             )
+        check_unicode(parameter, text)
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if not token_ids:
             raise ValidationError(

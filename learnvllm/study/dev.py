@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions to a parser; `run` answers what it parsed."""
-    actions = parser.add_subparsers(dest="dev_action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="dev_action", metavar="ACTION", required=True, prog=parser.prog)
     generate = actions.add_parser("generate", help="Write the starters from the reference.")
     generate.add_argument("ids", nargs="*", metavar="ID", help="Exercises; left out: all.")
     generate.add_argument("--check", action="store_true", help="Write nothing; fail when a file differs.")

@@ -12,6 +12,7 @@ from learnvllm.architecture.config import (
     DeviceConfig,
     EngineConfig,
     ModelConfig,
+    ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
 )
@@ -37,6 +38,8 @@ def model(**more: Any) -> ModelConfig:
         (SchedulerConfig, "max_num_batched_tokens", 0),
         (SchedulerConfig, "max_num_seqs", 0),
         (SchedulerConfig, "max_num_seqs", 1.5),
+        (SchedulerConfig, "max_num_seqs", 4097),
+        (SchedulerConfig, "max_num_seqs", 99999999999),
         (SchedulerConfig, "policy", "lottery"),
         (SchedulerConfig, "long_prefill_token_threshold", -1),
         (SchedulerConfig, "prefill_tokens_per_decode", -1),
@@ -53,6 +56,9 @@ def model(**more: Any) -> ModelConfig:
         (model, "max_model_len", -1),
         (model, "max_logprobs", -1),
         (model, "dtype", "fp8"),
+        (model, "served_model_name", "\udcff"),
+        (CacheConfig, "prefix_caching_hash_seed", "a\udcff"),
+        (ObservabilityConfig, "trace_file", Path("/\udcff")),
     ],
 )
 def test_a_bad_value_is_refused_by_name(part: Any, name: str, value: Any) -> None:
@@ -60,6 +66,13 @@ def test_a_bad_value_is_refused_by_name(part: Any, name: str, value: Any) -> Non
         part(**{name: value})
     assert caught.value.parameter == name
     assert name in str(caught.value)
+
+
+def test_a_limit_on_pieces_of_prompts_needs_pieces() -> None:
+    with pytest.raises(ConfigError, match="prefill_tokens_per_decode=2: .* without chunked prefill"):
+        SchedulerConfig(enable_chunked_prefill=False, prefill_tokens_per_decode=2)
+    for value in (None, 0):
+        SchedulerConfig(enable_chunked_prefill=False, prefill_tokens_per_decode=value)
 
 
 def test_a_share_that_may_be_0_but_not_1_is_described_so() -> None:

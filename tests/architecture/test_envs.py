@@ -27,6 +27,10 @@ def test_every_variable_is_described_and_defaults_when_unset(name: str) -> None:
         ("LEARNVLLM_ENABLE_MULTIPROCESSING", "Yes", True),
         ("LEARNVLLM_ENABLE_MULTIPROCESSING", "", False),
         ("LEARNVLLM_NUM_THREADS", "3", 3),
+        ("LEARNVLLM_HOME", "", None),
+        ("LEARNVLLM_HOME", "~/x", Path.home() / "x"),
+        ("LEARNVLLM_STUDY_HOME", "~", Path.home()),
+        ("LEARNVLLM_TRACE_FILE", "", None),
         ("LEARNVLLM_CPU_KERNELS", "torch", "torch"),
     ],
 )
@@ -46,6 +50,10 @@ def test_texts_become_values(name: str, text: str, value: object) -> None:
         ("LEARNVLLM_NUM_THREADS", "100000"),
         ("LEARNVLLM_NUM_THREADS", "2.5"),
         ("LEARNVLLM_CPU_KERNELS", "cuda"),
+        ("LEARNVLLM_KV_CACHE_SPACE_GIB", "inf"),
+        ("LEARNVLLM_ENGINE_READY_TIMEOUT_S", "1e999"),
+        ("LEARNVLLM_HOME", "~nobody-of-that-name/x"),
+        *((name, "a\udcff") for name in envs.REGISTRY),
     ],
 )
 def test_nonsense_is_refused_by_name_and_value(name: str, text: str) -> None:

@@ -252,6 +252,21 @@ def test_ctrl_c_while_the_engine_process_imports_does_not_reach_it(monkeypatch) 
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # here it is as before
 
 
+def test_ctrl_c_does_not_reach_the_first_process_of_all_either() -> None:
+    """Before it Python starts the resource tracker, which leaves SIGINT unblocked."""
+    program = (
+        "import multiprocessing, os, signal\n"
+        "from learnvllm.executor_worker.processes import start_process\n"
+        "process = multiprocessing.get_context('spawn').Process(target=os.getpid)\n"
+        "start_process(process)\n"
+        "os.kill(process.pid, signal.SIGINT)\n"
+        "process.join()\n"
+        "raise SystemExit(process.exitcode)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_ctrl_c_while_a_process_is_started_leaves_none_behind(monkeypatch) -> None:
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     start = type(process).start

@@ -224,6 +224,7 @@ def test_a_truncated_gguf_leaves_nothing_in_the_cache(gguf_file: Path, home: Pat
     [
         ("no-such-thing", "no directory or .gguf file 'no-such-thing'.*models list"),
         ("./no/such/dir", "no directory or .gguf file"),
+        ("", "name is empty"),
         ("missing.gguf", "missing.gguf does not exist"),
         ("someone/some-model", "cannot be fetched from the Hugging Face hub.*give its directory"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ import pytest
 
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.serving import launcher
+from learnvllm.serving.middleware import DrainMiddleware, ServerState
 from tests.serving.conftest import TINY_FLAGS
 from tests.serving.real_server import ServerProcess, free_port, launch, serving, wait_until_ready
 
@@ -110,6 +112,42 @@ def test_what_takes_longer_than_the_shutdown_timeout_is_cut_off(tmp_path: Path) 
             assert done == "data: [DONE]"
         assert "are aborted" in server.output()
         assert "Traceback" not in server.output()
+
+
+def test_a_body_that_never_ends_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with fake_process(tmp_path / "log", token_seconds=0, timeout=0.2) as server:
+        with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)) as client:
+            client.settimeout(30)
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 500\r\nExpect: 100-continue\r\n\r\n{"
+            )
+            assert b"100 Continue" in client.recv(1000)  # the body is being read
+            server.process.terminate()
+            answer = b""
+            while piece := client.recv(10000):
+                answer += piece
+        assert server.wait(15) == 0
+        assert b" 503 " in answer
+        assert b"server_shutting_down" in answer
+        assert "Traceback" not in server.output()
+
+
+async def test_a_client_that_does_not_read_is_given_up_without_a_traceback() -> None:
+    state = ServerState()
+
+    async def send_for_ever(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    for closing in (False, True):
+        request = asyncio.create_task(DrainMiddleware(send_for_ever, state)({"type": "http"}, None, None))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        if closing:
+            state.closing.set()
+        request.cancel()  # as uvicorn does in the end
+        (result,) = await asyncio.gather(request, return_exceptions=True)
+        assert isinstance(result, asyncio.CancelledError) is not closing
+    assert state.idle.is_set()
 
 
 def test_ctrl_c_drains_too_and_a_second_one_ends_it_at_once(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dataclasses import field
 from typing import Any
 
 from learnvllm.architecture.config import (
+    MAX_NUM_SEQS,
     CacheConfig,
     DeviceConfig,
     ModelConfig,

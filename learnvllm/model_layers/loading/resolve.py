@@ -37,6 +37,10 @@ def resolve_model(model: str | None, progress: bool = True) -> ResolvedModel:
     if known is not None:
         return ResolvedModel(known.served_name, embedded.ensure_model(known, progress))
     assert model is not None  # None is the embedded model's name
+    if not model.strip():  # as a path it would be the current directory
+        raise ModelLoadError(
+            "The model's name is empty. Leave it out for the embedded one.", parameter="model", value=model
+        )
     path = Path(model).expanduser()
     if path.is_dir():
         return ResolvedModel(path.resolve().name, path.resolve())
