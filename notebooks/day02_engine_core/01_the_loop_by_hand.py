@@ -157,25 +157,31 @@ table(rows, ["step", "capital got", "count got", "free blocks after"])
 # ## What crosses to another process
 #
 # In a server the core lives in its own process. A request and a step's outputs are a message each; here are their sizes, by
-# the codec that sends them. Token ids are most of it.
+# the codec that sends them, and how many of their bytes are the requests' names, which have 37 characters in a server. A
+# token id is 3 bytes at most: it is most of a long prompt, while a step's outputs are mostly names, as Day 1 computed.
 
 # %%
-from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreOutputs
+from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from learnvllm.engine_core.serial import MsgpackEncoder
 
 encode = MsgpackEncoder().encode
-messages = {
-    f"request {r.request_id!r}, {len(r.prompt_token_ids)} prompt tokens": r
-    for r in map(make, PROMPTS, (5, 8, 6))
-}
+params = SamplingParams(temperature=0.0, max_tokens=64)
+
+
+def size(message):
+    return sum(len(frame) for frame in encode(message))
+
+
+rows = []
+for n in (5, 50, 512):
+    request = EngineCoreRequest(f"cmpl-{n:032}", [40_000] * n, params, [2], 1_700_000_000.0)
+    rows.append([f"a request of {n} prompt tokens", size(request), 37, 3 * n])
 for n in (1, 16, 128):
-    messages[f"a step's outputs for {n} requests"] = EngineCoreOutputs(
-        [EngineCoreOutput(f"r{i}", [40_000]) for i in range(n)]
+    outputs = EngineCoreOutputs(
+        [EngineCoreOutput(f"cmpl-{i:032}", [40_000]) for i in range(n)], timestamp=1234.5
     )
-table(
-    [[name, sum(len(frame) for frame in encode(message))] for name, message in messages.items()],
-    ["message", "bytes"],
-)
+    rows.append([f"a step's outputs for {n} request{'s' * (n > 1)}", size(outputs), 37 * n, 3 * n])
+table(rows, ["message", "bytes", "of which names", "token ids"])
 
 # %% [markdown]
 # ## Two steps in flight

@@ -22,7 +22,10 @@ requests = [
     Arrival("b", 0.05, make_prompt(37, 2), 4),
     Arrival("c", 0.05, make_prompt(9, 3), 5),
 ]
-table([[r.request_id, r.time, len(r.prompt), r.max_tokens] for r in requests], ["request", "arrives at (s)", "prompt", "max_tokens"])
+table(
+    [[r.request_id, r.time, len(r.prompt), r.max_tokens] for r in requests],
+    ["request", "arrives at (s)", "prompt", "max_tokens"],
+)
 
 # %% [markdown]
 # ## The steps
@@ -41,9 +44,15 @@ step_plot(events, budget=16)
 # Nothing in the plot is called prefill or decode. Each request is two numbers, and the lower one catches up. Drawn for b: known
 # tokens are the line above, computed tokens the line below; a token is sampled where they would meet.
 
+
 # %%
 def counters(events, request_id):
-    rows = [(e.step, s.num_known, s.num_computed_before + s.num_tokens) for e in events for s in e.scheduled if s.req_id == request_id]
+    rows = [
+        (e.step, s.num_known, s.num_computed_before + s.num_tokens)
+        for e in events
+        for s in e.scheduled
+        if s.req_id == request_id
+    ]
     return [list(column) for column in zip(*rows)]
 
 
@@ -107,14 +116,25 @@ rows = []
 for budget, share in ((2048, 0), (512, 0), (128, 0), (64, 0), (512, 16), (512, 8), (512, 4)):
     _, _, sim = pauses(max_num_batched_tokens=budget, prefill_tokens_per_decode=share)
     alone, _ = simulate([document], max_num_batched_tokens=budget, prefill_tokens_per_decode=share)
-    rows.append([
-        budget,
-        share or "none",
-        f"{max(sim.times[c.request_id].longest_pause for c in chats) * 1000:.0f}",
-        f"{sim.times['document'].time_to_first_token:.2f}",
-        f"{alone.times['document'].time_to_first_token:.2f}",
-    ])
-table(rows, ["budget", "share", "longest pause of a chat (ms)", "document's first token (s)", "with nobody else there (s)"])
+    rows.append(
+        [
+            budget,
+            share or "none",
+            f"{max(sim.times[c.request_id].longest_pause for c in chats) * 1000:.0f}",
+            f"{sim.times['document'].time_to_first_token:.2f}",
+            f"{alone.times['document'].time_to_first_token:.2f}",
+        ]
+    )
+table(
+    rows,
+    [
+        "budget",
+        "share",
+        "longest pause of a chat (ms)",
+        "document's first token (s)",
+        "with nobody else there (s)",
+    ],
+)
 
 # %% [markdown]
 # Compare the row of budget 64 with that of budget 512 and share 8: nearly the same pause, nearly the same first token, but the

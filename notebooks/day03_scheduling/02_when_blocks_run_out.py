@@ -34,8 +34,15 @@ step_table(events)
 
 # %%
 table(
-    [[name, " ".join(map(str, sim.tokens[name])), str(sim.tokens[name] == predict(make_prompt(8, seed), 10)), f"{sim.times[name].longest_pause * 1000:.0f}"]
-     for name, seed in (("a", 1), ("b", 2))],
+    [
+        [
+            name,
+            " ".join(map(str, sim.tokens[name])),
+            str(sim.tokens[name] == predict(make_prompt(8, seed), 10)),
+            f"{sim.times[name].longest_pause * 1000:.0f}",
+        ]
+        for name, seed in (("a", 1), ("b", 2))
+    ],
     ["request", "tokens", "as if alone", "longest pause (ms)"],
 )
 
@@ -43,6 +50,7 @@ table(
 # ## Forty requests
 #
 # More than fit, all at once, 100 blocks. The lines: free blocks, and requests that run. Each mark below is a request that gave way.
+
 
 # %%
 def crowd(seed=1):
@@ -122,21 +130,28 @@ table(rows, ["guard", "preemptions", "tokens computed", "steps"])
 
 # %%
 documents = [Arrival("a", 0.0, make_prompt(60, 1), 3), Arrival("b", 0.0, make_prompt(60, 2), 3)]
-tracer = RecordingTracer()
-sim = Simulation(toy_config(num_blocks=21, block_size=4, max_num_batched_tokens=16, long_prefill_token_threshold=4))
+sim = Simulation(
+    toy_config(num_blocks=21, block_size=4, max_num_batched_tokens=16, long_prefill_token_threshold=4)
+)
 for request in documents:
     sim.add(request)
+scheduler, manager = sim.scheduler, sim.scheduler.kv_cache_manager
 rows = []
-while "b" not in sim.tokens or not sim.tokens["b"]:
-    sim.step()
-    scheduler = sim.scheduler
-    if not scheduler.running or not scheduler.waiting:
-        break
+sim.step()
+while scheduler.running and scheduler.waiting:  # a runs and b waits
     (a,) = scheduler.running
-    manager = scheduler.kv_cache_manager
-    rows.append([len(sim.steps) - 1, a.num_computed_tokens, manager.block_pool.get_num_free_blocks(), manager.get_num_blocks_outstanding(a), 15])
+    rows.append(
+        [
+            len(sim.steps) - 1,
+            a.num_computed_tokens,
+            manager.block_pool.get_num_free_blocks(),
+            manager.get_num_blocks_outstanding(a),
+            15,
+        ]
+    )
+    sim.step()
 table(rows[::3], ["step", "a has computed", "free blocks", "promised to a", "b needs"])
 
 # %% [markdown]
-# As long as a's prompt is being computed, free less promised is 5, and b needs 15. A scheduler that looked at free blocks alone would let b in at once. Now repair
-# one that forgets its promises: exercise *thrashing*.
+# As long as a's prompt is being computed, free less promised is 5, and b needs 15. A scheduler that looked at free blocks alone would let b in at once. In the
+# exercise *thrashing* everything is computed twice; tables like these show you where the blocks went.

@@ -16,12 +16,16 @@ is_document = {arrival.request_id: len(arrival.prompt) >= 800 for arrival in tra
 chats = [arrival for arrival in traffic if not is_document[arrival.request_id]]
 documents = [arrival for arrival in traffic if is_document[arrival.request_id]]
 table(
-    [[kind, len(group), sum(len(a.prompt) for a in group), f"{mean(len(a.prompt) for a in group):.0f}"] for kind, group in (("chats", chats), ("documents", documents))],
+    [
+        [kind, len(group), sum(len(a.prompt) for a in group), f"{mean(len(a.prompt) for a in group):.0f}"]
+        for kind, group in (("chats", chats), ("documents", documents))
+    ],
     ["", "requests", "prompt tokens in all", "mean prompt"],
 )
 
 # %% [markdown]
 # One request in ten brings most of the work. Served in order of arrival:
+
 
 # %%
 def run(policy, arrivals=traffic, **options):
@@ -47,7 +51,7 @@ fig
 #
 # ## Short prompts first, with age
 #
-# `turn = arrival + 10 ms × prompt tokens`, earliest first. The same traffic:
+# A prompt that is k tokens shorter passes one that came up to k × 10 ms before it. The same traffic:
 
 # %%
 shortest = run("shortest")
@@ -59,10 +63,17 @@ ax.set_ylabel("waits (s)")
 ax.legend()
 fig
 
+
 # %%
 def summary(name, sims, groups):
     values = [w for sim, group in zip(sims, groups) for w in waits(sim, group)]
-    return [name, f"{mean(values):.2f}", f"{percentile(values, 50):.2f}", f"{percentile(values, 99):.2f}", f"{max(values):.2f}"]
+    return [
+        name,
+        f"{mean(values):.2f}",
+        f"{percentile(values, 50):.2f}",
+        f"{percentile(values, 99):.2f}",
+        f"{max(values):.2f}",
+    ]
 
 
 traces = [chat_and_documents(seed=seed) for seed in range(4)]
@@ -78,7 +89,13 @@ table(
 fig, ax = figure()
 for color, sim, label in ((COLORS[0], fcfs, "fcfs"), (COLORS[2], shortest, "shortest")):
     values = sorted(waits(sim))
-    ax.step(values, [100 * (i + 1) / len(values) for i in range(len(values))], where="post", color=color, label=label)
+    ax.step(
+        values,
+        [100 * (i + 1) / len(values) for i in range(len(values))],
+        where="post",
+        color=color,
+        label=label,
+    )
 ax.set_xlabel("waited at most (s)")
 ax.set_ylabel("% of requests")
 ax.legend(loc="lower right")
@@ -101,7 +118,9 @@ def with_weight(seconds_per_token):
     normal = request_queue.SECONDS_PER_PROMPT_TOKEN
     request_queue.SECONDS_PER_PROMPT_TOKEN = seconds_per_token
     try:
-        steady = Simulation(toy_config(max_num_seqs=4, max_num_batched_tokens=256, policy="shortest")).run([lonely, *stream])
+        steady = Simulation(toy_config(max_num_seqs=4, max_num_batched_tokens=256, policy="shortest")).run(
+            [lonely, *stream]
+        )
         usual = [run("shortest", trace) for trace in traces]
     finally:
         request_queue.SECONDS_PER_PROMPT_TOKEN = normal
@@ -110,10 +129,25 @@ def with_weight(seconds_per_token):
 
 
 rows = []
-for weight, name in ((0.0, "0 (fcfs)"), (0.001, "1 ms"), (0.01, "10 ms"), (0.1, "100 ms"), (1e6, "all (strictly shortest first)")):
+for weight, name in (
+    (0.0, "0 (fcfs)"),
+    (0.001, "1 ms"),
+    (0.01, "10 ms"),
+    (0.1, "100 ms"),
+    (1e6, "all (strictly shortest first)"),
+):
     lone, average, slow, longest = with_weight(weight)
     rows.append([name, f"{average:.2f}", f"{slow:.2f}", f"{longest:.2f}", f"{lone:.0f}"])
-table(rows, ["a token weighs", "mean wait (s)", "99 % wait at most", "longest", "the document in the stream waits (s)"])
+table(
+    rows,
+    [
+        "a token weighs",
+        "mean wait (s)",
+        "99 % wait at most",
+        "longest",
+        "the document in the stream waits (s)",
+    ],
+)
 
 # %% [markdown]
 # From 10 ms on the mean hardly changes. What changes is the last two columns: the weight decides who pays, and how much at
