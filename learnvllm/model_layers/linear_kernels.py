@@ -48,11 +48,13 @@ def make_linear(weight: Tensor, bias: Tensor | None, mode: LinearMode) -> Linear
     F.linear on the weight as it is, on any device.
 
     Raises:
-        ValueError: an unknown mode; shapes that do not fit; fp16 and a weight beyond 65504.
+        ValueError: an unknown mode; shapes that do not fit; no weights; fp16 and a weight beyond 65504.
     """
     if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         shapes = f"{tuple(weight.shape)}" + ("" if bias is None else f" and {tuple(bias.shape)}")
         raise ValueError(f"a linear layer takes a weight [out, in] and a bias [out], not {shapes}")
+    if weight.numel() == 0:
+        raise ValueError(f"a linear layer needs at least one weight, not {tuple(weight.shape)}")
     if mode not in ("fp32", "fp16", "torch"):
         raise ValueError(f"unknown linear mode {mode!r}: use fp32, fp16 or torch")
     if mode == "torch" or not weight.is_cpu:

@@ -136,9 +136,19 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 
 def test_inputs_the_kernel_cannot_read_are_refused() -> None:
     layer = CpuLinear(randn(4, 6), None, torch.float16)
-    for x in (randn(2, 5), randn(2, 6).double()):
-        with pytest.raises(ValueError, match=r"x must be float32 \[T, 6\]"):
+    for x in (randn(2, 5), randn(2, 6).double(), randn(6), randn(1, 2, 6), randn(2, 6).to("meta")):
+        with pytest.raises(ValueError, match=r"x must be float32 \[T, 6\] on the CPU"):
             layer(x)
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (0, 0)])
+def test_a_layer_without_weights_is_refused(shape: tuple[int, int]) -> None:
+    for mode in ("fp16", "fp32", "torch"):
+        with pytest.raises(ValueError, match="at least one weight"):
+            make_linear(torch.empty(shape), None, mode)
+    for weight in (torch.empty(shape), torch.empty(4, 6, device="meta")):
+        with pytest.raises(ValueError, match="on the CPU and not empty"):
+            CpuLinear(weight, None, torch.float32)
 
 
 def test_without_our_kernel_torch_computes_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -230,6 +231,53 @@ def test_public_paged_attention_makes_its_output_and_fills_one_it_is_given() -> 
     torch.testing.assert_close(made, out)
 
 
+def _ops_with_one_argument_changed(change):  # type: ignore[no-untyped-def]
+    """(kernel module, operator, arguments): every tensor but the indices in turn as `change` has it."""
+    batch = Batch([(30, 1), (30, 12)], (4, 2), 16, 8, seed=3)
+    q, k, v = fused_qkv(4, 4, 2, 16)
+    caches, table, tokens = (batch.k_cache, batch.v_cache), randn(10, 16), torch.arange(4)
+    lens = (batch.block_table, batch.seq_lens, batch.query_start_loc)
+    calls = [
+        (cpu, "rms_norm", [randn(2, 8), randn(8), 1e-5]),
+        (cpu, "fused_add_rms_norm", [randn(2, 8), randn(2, 8), randn(8), 1e-5]),
+        (cpu, "silu_and_mul", [randn(2, 8)]),
+        (cpu, "gelu_tanh_and_mul", [randn(2, 8)]),
+        (cpu, "rotary_embedding", [tokens, q, k, table]),
+        (cpu, "reshape_and_cache", [k, v, *caches, tokens]),
+        (cpu, "rope_and_cache", [tokens, q, k, v, table, *caches, tokens]),
+        (cpu_attention, "paged_attention", [batch.q, *caches, *lens, 0.25, None, torch.empty(batch.q.shape)]),
+    ]
+    for module, name, args in calls:
+        for i, arg in enumerate(args):
+            if isinstance(arg, Tensor) and arg.dtype is torch.float32:
+                yield module, name, [change(a) if j == i else a for j, a in enumerate(args)]
+
+
+@pytest.mark.parametrize("change", [lambda t: t.to("meta"), Tensor.double, lambda t: t[None, None]])
+def test_tensors_elsewhere_of_another_dtype_or_dimension_never_reach_a_kernel(change, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    reached: list[str] = []
+    for module, name, args in _ops_with_one_argument_changed(change):
+        monkeypatch.setattr(module, name, lambda *_, name=name: reached.append(name))
+        with contextlib.suppress(Exception):  # the twin says what does not fit, if anything
+            getattr(ops, name)(*args)
+        assert not reached, [a.shape if isinstance(a, Tensor) else a for a in args]
+
+
+def test_indices_on_another_device_are_refused() -> None:
+    q, k, _ = fused_qkv(4, 4, 2, 16)
+    with pytest.raises(ValueError, match="positions must be .* on the CPU, not .* on meta"):
+        ops.rotary_embedding(torch.arange(4, device="meta"), q, k, randn(10, 16))
+
+
+def test_operators_take_sizes_of_zero() -> None:
+    for rows, width in ((0, 8), (3, 0), (0, 0)):
+        x = torch.empty(rows, width)
+        assert ops.rms_norm(x, torch.empty(width), 1e-5).shape == (rows, width)
+        assert ops.fused_add_rms_norm(x, x.clone(), torch.empty(width), 1e-5)[0].shape == (rows, width)
+        assert ops.silu_and_mul(torch.empty(rows, 2 * width)).shape == (rows, width)
+        assert ops.gelu_tanh_and_mul(torch.empty(rows, 2 * width)).shape == (rows, width)
+
+
 def test_indices_of_another_dtype_or_length_are_refused() -> None:
     batch = Batch([(30, 1), (30, 12)], (4, 2), 16, 8, seed=3)
     args = [batch.q, batch.k_cache, batch.v_cache, batch.block_table, batch.seq_lens, batch.query_start_loc]
@@ -240,10 +288,13 @@ def test_indices_of_another_dtype_or_length_are_refused() -> None:
     q, k, v = fused_qkv(4, 4, 2, 16)
     positions = torch.arange(4)
     with pytest.raises(
-        ValueError, match=r"slot_mapping must be contiguous torch.int64 of 4, not torch.int64 \(3,\)"
+        ValueError,
+        match=r"slot_mapping must be contiguous torch.int64 of 4 on the CPU, not torch.int64 \(3,\)",
     ):
         ops.reshape_and_cache(k, v, batch.k_cache, batch.v_cache, positions[:3])
-    with pytest.raises(ValueError, match=r"positions must be contiguous torch.int64 of 4, not torch.int32"):
+    with pytest.raises(
+        ValueError, match=r"positions must be contiguous torch.int64 of 4 on the CPU, not torch.int32"
+    ):
         ops.rotary_embedding(positions.int(), q, k, randn(10, 16))
 
 

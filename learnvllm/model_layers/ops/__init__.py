@@ -66,22 +66,40 @@ def _is_fp32(x: Tensor) -> bool:
     return x.dtype is torch.float32 and x.is_cpu and x.stride(-1) == 1
 
 
+def _is_flat(x: Tensor) -> bool:
+    """Can they take x where they expect no gaps: weights, the residual, tables, outputs?"""
+    return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()
+
+
 def _is_paged(k_cache: Tensor, v_cache: Tensor) -> bool:
     """fp32 caches laid out alike, each block contiguous; blocks may lie apart (k and v in one tensor)."""
     strides, (_, _, block_size, dim) = k_cache.stride(), k_cache.shape
     return (
         strides[1:] == (block_size * dim, dim, 1)
         and strides == v_cache.stride()
+        and k_cache.shape == v_cache.shape
         and k_cache.dtype is v_cache.dtype is torch.float32
+        and k_cache.is_cpu
+        and v_cache.is_cpu
     )
+
+
+def _fits(k: Tensor, v: Tensor, k_cache: Tensor) -> bool:
+    """Are k and v [T, Hk, D] heads of the cache's number and size?"""
+    return k.shape == v.shape and k.shape[1:] == k_cache.shape[1::2]
+
+
+def _turns(cos_sin_cache: Tensor, q: Tensor, k: Tensor) -> bool:
+    """Are q and k [T, heads, D], and the angles for D elements or fewer?"""
+    are_heads = q.shape[::2] == k.shape[::2] and cos_sin_cache.dim() == 2
+    return are_heads and cos_sin_cache.shape[1] <= q.shape[-1] and _is_flat(cos_sin_cache)
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int) -> None:
     """The kernels read raw memory: indices of another dtype or length would send them anywhere."""
-    if tensor.dtype is not dtype or tensor.shape[0] != size or tensor.stride(-1) != 1:
-        raise ValueError(
-            f"{name} must be contiguous {dtype} of {size}, not {tensor.dtype} {tuple(tensor.shape)}"
-        )
+    if tensor.dtype is not dtype or tensor.shape[0] != size or tensor.stride(-1) != 1 or not tensor.is_cpu:
+        given = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+        raise ValueError(f"{name} must be contiguous {dtype} of {size} on the CPU, not {given}")
 
 
 def warm_up_kernels(head_dim: int = 64) -> None:
@@ -103,7 +121,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     weight.
     """
     cpu = cpu_kernels("cpu")
-    if cpu and _is_fp32(x) and x.dim() in (2, 3) and x.shape[-1:] == weight.shape:
+    if cpu and _is_fp32(x) and _is_flat(weight) and x.dim() in (2, 3) and x.shape[-1:] == weight.shape:
         return cpu.rms_norm(x, weight, eps)
     return torch_ref.rms_norm(x, weight, eps)
 
@@ -111,7 +129,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual += x in place; returns (rms_norm(residual), residual). x, residual: [T, H], weight: [H]."""
     cpu = cpu_kernels("cpu")
-    if cpu and _is_fp32(x) and residual.is_contiguous() and x.shape == residual.shape:
+    is_flat = _is_flat(residual) and _is_flat(weight)
+    if cpu and _is_fp32(x) and is_flat and x.shape == residual.shape and x.shape[1:] == weight.shape:
         return cpu.fused_add_rms_norm(x, residual, weight, eps)
     return torch_ref.fused_add_rms_norm(x, residual, weight, eps)
 
@@ -119,7 +138,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(x[:, :I]) * x[:, I:]. x: [T, 2*I] -> [T, I]."""
     cpu = cpu_kernels("cpu")
-    if cpu and _is_fp32(x):
+    if cpu and _is_fp32(x) and x.dim() == 2:
         return cpu.silu_and_mul(x)
     return torch_ref.silu_and_mul(x)
 
@@ -127,7 +146,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """gelu(x[:, :I]) * x[:, I:], gelu in its tanh approximation (Gemma). x: [T, 2*I] -> [T, I]."""
     cpu = cpu_kernels("cpu")
-    if cpu and _is_fp32(x):
+    if cpu and _is_fp32(x) and x.dim() == 2:
         return cpu.gelu_tanh_and_mul(x)
     return torch_ref.gelu_tanh_and_mul(x)
 
@@ -140,7 +159,7 @@ def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Ten
     sines, rot_dim <= D.
     """
     cpu = cpu_kernels("cpu")
-    if cpu and _is_fp32(q) and _is_fp32(k) and cos_sin_cache.is_contiguous():
+    if cpu and _is_fp32(q) and _is_fp32(k) and _turns(cos_sin_cache, q, k):
         _check("positions", positions, torch.int64, q.shape[0])
         cpu.rotary_embedding(positions, q, k, cos_sin_cache)
     else:
@@ -154,7 +173,7 @@ def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, sl
     int64, slot = block * block_size + offset, -1 for a token that is not to be stored.
     """
     cpu = cpu_kernels("cpu")
-    if cpu and _is_fp32(k) and _is_fp32(v) and _is_paged(k_cache, v_cache):
+    if cpu and _is_fp32(k) and _is_fp32(v) and _is_paged(k_cache, v_cache) and _fits(k, v, k_cache):
         _check("slot_mapping", slot_mapping, torch.int64, k.shape[0])
         cpu.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
     else:
@@ -180,8 +199,9 @@ def rope_and_cache(
         and _is_fp32(q)
         and _is_fp32(k)
         and _is_fp32(v)
-        and cos_sin_cache.is_contiguous()
+        and _turns(cos_sin_cache, q, k)
         and _is_paged(k_cache, v_cache)
+        and _fits(k, v, k_cache)
     ):
         _check("positions", positions, torch.int64, q.shape[0])
         _check("slot_mapping", slot_mapping, torch.int64, q.shape[0])
@@ -216,7 +236,8 @@ def paged_attention(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     cpu = cpu_kernels("cpu_attention")
     attend = torch_ref.paged_attention
-    if cpu and _is_fp32(q) and _is_paged(k_cache, v_cache) and out.is_contiguous():
+    fits = out.shape == q.shape and q.shape[2:] == k_cache.shape[3:] and q.numel()
+    if cpu and fits and _is_fp32(q) and _is_flat(out) and _is_paged(k_cache, v_cache):
         attend = cpu.paged_attention
         requests = seq_lens.shape[0]
         _check("block_table", block_table, torch.int32, requests)

@@ -160,13 +160,16 @@ class CpuLinear:
     """A weight in panels and the product with them: a `LinearKernel`.
 
     Args:
-        weight: [out, in]; it is copied.
+        weight: [out, in], on the CPU and not empty; it is copied.
         bias: [out], or None.
         dtype: float16 or float32, what weights are held in. The bias stays fp32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
+        if weight.numel() == 0 or not weight.is_cpu:  # the inner loop runs at least once
+            given = f"{tuple(weight.shape)} on {weight.device}"
+            raise ValueError(f"weight must be on the CPU and not empty, not {given}")
         self.panels = pack(weight, dtype)
         self._num_panels = len(self.panels)
         self._columns = self._num_panels * PANEL
@@ -179,9 +182,11 @@ class CpuLinear:
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [T, in] fp32 -> [T, out] fp32, a new contiguous tensor."""
+        is_readable = x.is_cpu and x.dtype is torch.float32 and x.dim() == 2
+        if not is_readable or x.shape[1] != self.in_features:  # the kernel reads raw memory
+            given = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+            raise ValueError(f"x must be float32 [T, {self.in_features}] on the CPU, not {given}")
         rows, width = x.shape
-        if width != self.in_features or x.dtype is not torch.float32:  # the kernel reads raw memory
-            raise ValueError(f"x must be float32 [T, {self.in_features}], not {x.dtype} {tuple(x.shape)}")
         if not x.is_contiguous():
             x = x.contiguous()
         out = torch.empty(rows, self._columns)
