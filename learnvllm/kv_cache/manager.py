@@ -137,13 +137,21 @@ class KVCacheManager:
             return None
 
         if not self.has_blocks(request_id):
-            coordinator.allocate_new_computed_blocks(request_id, hits)
+            self._take_hits(request, hits)
         if num_needed:
             new_blocks = KVCacheBlocks(coordinator.allocate_new_blocks(request_id, num_tokens))
         else:
             new_blocks = self.empty_blocks
         self.cache_blocks(request, num_tokens)
         return new_blocks
+
+    def _take_hits(self, request: Request, hits: GroupBlocks) -> None:
+        """Open the tables. That a request takes back what preemption took from it does not mean that others
+        will ask for it: its blocks are as `reused` as they were."""
+        own = [b for blocks in hits for b in blocks if not b.reused] if request.num_preemptions else []
+        self.coordinator.allocate_new_computed_blocks(request.request_id, hits)
+        for block in own:
+            block.reused = False
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Make findable what the first `num_tokens` tokens fill, as far as those tokens are known."""

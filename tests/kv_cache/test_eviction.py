@@ -123,6 +123,22 @@ def test_reset_forgets_reuse_too() -> None:
     assert serve(manager, "c", list(range(9))) == 0
 
 
+def test_what_a_preempted_request_takes_back_is_not_reused() -> None:
+    manager = make_manager(21, "segmented")
+    serve(manager, "others", list(range(9)))  # two blocks of 4
+    serve(manager, "others again", list(range(9)))
+    request = make_request("r", range(17))  # two more of its own
+    admit(manager, request, 16)
+    manager.free(request)  # as preemption does
+    request.num_preemptions, request.num_computed_tokens = 1, 0
+    assert admit(manager, request)[0] == 16
+    assert [block.reused for block in manager.get_blocks("r").blocks[0]] == [True, True, False, False, False]
+    manager.free(request)
+    other = make_request("s", range(17))
+    admit(manager, other)
+    assert [block.reused for block in manager.get_blocks("s").blocks[0]][:4] == [True] * 4
+
+
 def test_a_block_handed_out_again_begins_anew() -> None:
     pool = BlockPool(3, enable_caching=True, free_queue=SegmentedFreeQueue)
     (block,) = pool.get_new_blocks(1)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from learnvllm.architecture.config import PrefixCacheEviction
 from learnvllm.architecture.request import Request
 from learnvllm.kv_cache.block_pool import BlockPool
-from learnvllm.kv_cache.coordinator import KVCacheCoordinator
+from learnvllm.kv_cache.coordinator import GroupBlocks, KVCacheCoordinator
 from learnvllm.kv_cache.interface import KVCacheConfig
 from learnvllm.kv_cache.invariants import check_invariants
 from learnvllm.kv_cache.manager import KVCacheBlocks
@@ -109,8 +109,17 @@ class KVCacheManager:
         """
         # TODO: ValueError below 1 token. Give back skipped blocks; count what must be free (with
         # full_sequence_must_fit at least what all known tokens will still take); None if that and the
-        # reserved blocks are not free. Then take the hit, grow, name, and return the blocks added.
+        # reserved blocks are not free. Then take the hit (`_take_hits`), grow, name, and return the blocks
+        # added.
         raise NotImplementedError("TODO: KVCacheManager.allocate_slots")
+
+    def _take_hits(self, request: Request, hits: GroupBlocks) -> None:
+        """Open the tables. That a request takes back what preemption took from it does not mean that others
+        will ask for it: its blocks are as `reused` as they were."""
+        own = [b for blocks in hits for b in blocks if not b.reused] if request.num_preemptions else []
+        self.coordinator.allocate_new_computed_blocks(request.request_id, hits)
+        for block in own:
+            block.reused = False
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Make findable what the first `num_tokens` tokens fill, as far as those tokens are known."""

@@ -5,8 +5,8 @@ everybody shares. You write another free queue, with a place for content that wa
 what it brings (and costs) on two traces. With `--mine` it runs in the engine. vLLM's own pool has only LRU;
 this is ours.
 
-Not asked: Who sets `block.reused`: the pool does, when a prefix hit takes the block, and clears it when the
-block is handed out.
+Not asked: Who sets `block.reused`: the pool does, when a prefix hit takes the block (not that of a preempted
+request, which takes back its own), and clears it when the block is handed out.
 
 Read: docs/topics/kv_cache/concepts.md
 Check: learnvllm check kv_cache.segmented_eviction
