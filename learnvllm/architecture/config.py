@@ -28,7 +28,7 @@ Policy = Literal["fcfs", "priority", "shortest"]
 PrefixCacheEviction = Literal["lru", "segmented"]
 ExecutorBackend = Literal["uni", "mp"]
 
-MAX_NUM_SEQS = 4096
+MAX_NUM_SEQS = 16384
 """Every request that may run has rows of its own in several tables, made when the engine starts."""
 
 T = TypeVar("T")

@@ -110,7 +110,12 @@ class Worker:
                 parameter="num_gpu_blocks",
                 value=kv_cache_config.num_blocks,
             ) from error
-        return ModelRunner(self.config, self.model, kv_cache_config, caches, self.device)
+        try:
+            return ModelRunner(self.config, self.model, kv_cache_config, caches, self.device)
+        except MemoryError as error:
+            rows = self.config.scheduler_config.max_num_seqs
+            message = f"No memory for the tables of {rows} requests: {error}. Lower --max-num-seqs."
+            raise ConfigError(message, parameter="max_num_seqs", value=rows) from error
 
     def compile_or_warm_up_model(self) -> None:
         """Run every path once, so that kernels are loaded (the very first time: compiled) before requests

@@ -38,7 +38,7 @@ def model(**more: Any) -> ModelConfig:
         (SchedulerConfig, "max_num_batched_tokens", 0),
         (SchedulerConfig, "max_num_seqs", 0),
         (SchedulerConfig, "max_num_seqs", 1.5),
-        (SchedulerConfig, "max_num_seqs", 4097),
+        (SchedulerConfig, "max_num_seqs", 16385),
         (SchedulerConfig, "max_num_seqs", 99999999999),
         (SchedulerConfig, "policy", "lottery"),
         (SchedulerConfig, "long_prefill_token_threshold", -1),

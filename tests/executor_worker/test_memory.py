@@ -199,6 +199,18 @@ def test_an_impossible_pool_is_a_clear_error() -> None:
         worker.initialize_from_config(config)
 
 
+def test_tables_that_no_memory_holds_are_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError("Unable to allocate 8 GiB")
+
+    monkeypatch.setattr("learnvllm.executor_worker.worker.ModelRunner", no_memory)
+    worker = Worker(make_config(), load_model=load_fake_model)
+    worker.init_device()
+    worker.load_model()
+    with pytest.raises(ConfigError, match="Lower --max-num-seqs"):
+        worker.initialize_from_config(make_kv_cache_config(make_config(), num_blocks=8))
+
+
 def test_warm_up_takes_the_attention_kernel_of_this_models_head_size(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr("learnvllm.model_layers.ops.warm_up_kernels", asked.append)
