@@ -1,4 +1,4 @@
-"""The eleven days and the exercises of each, listed once.
+"""The eleven days, and the pages, notebooks and exercises of each, listed once.
 
 Navigation, progress, journal, command line and tests all read this; nothing else repeats it.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learnvllm.architecture import envs
+from learnvllm.study import files
 from learnvllm.study.exercise import Exercise, StudyError, read_exercise
 
 
@@ -51,10 +52,20 @@ def find_day(number: int) -> Day:
     raise StudyError(f"There is no day {number}: the days are 1 to {DAYS[-1].number}.")
 
 
+PAGES = ("concepts", "exercises", "walkthrough", "upstream", "quiz")
+"""Of every day, in the order of the work: the walkthrough shows solutions, so it follows the exercises."""
+
+
+def find_notebooks(day: Day | None = None) -> list[Path]:
+    """A day's notebooks in their order; where none is named, all in the order of the days."""
+    folder = day.folder if day else "day[0-9][0-9]_*"
+    return sorted((files.ROOT / "notebooks").glob(f"{folder}/[0-9][0-9]_*.py"))
+
+
 def exercises_root() -> Path:
     """LEARNVLLM_EXERCISES, or exercises/ of the checkout. Raises StudyError when neither is a folder."""
     chosen: Path | None = envs.get("LEARNVLLM_EXERCISES")
-    root = chosen or Path(__file__).resolve().parents[2] / "exercises"
+    root = chosen or files.ROOT / "exercises"
     if not root.is_dir():
         told = (
             f"LEARNVLLM_EXERCISES names no folder: {root}."

@@ -7,18 +7,20 @@ run is a process of its own, since code is put in place when the engine is impor
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 from learnvllm.study.exercise import StudyError
+from learnvllm.study.overlay_bench import UNIT, WHAT
 from learnvllm.study.overview import DayState
 from learnvllm.study.progress import Benchmark, record_benchmark
 
 FLAGS = ("--num-prompts", "16", "--input-len", "64", "--output-len", "32")
 WORKLOAD = "throughput, 16 prompts, 64 tokens in, 32 out"
-FIGURE, UNIT = "output tokens per second", "tok/s"
 ROUNDS = 3
 
 
@@ -43,17 +45,23 @@ def measure(day: DayState, say: Callable[[str], None]) -> Benchmark:
             say(f"round {number + 1} of {ROUNDS}: {name}")
             figures.append(run_benchmark(chosen))
     workload = f"day {day.day.number}, {WORKLOAD}"
-    record_benchmark(workload, statistics.median(reference), what=FIGURE, unit=UNIT)
-    return record_benchmark(workload, statistics.median(mine), what=FIGURE, unit=UNIT, parts=parts)
+    record_benchmark(workload, statistics.median(reference), what=WHAT, unit=UNIT)
+    return record_benchmark(workload, statistics.median(mine), what=WHAT, unit=UNIT, parts=parts)
 
 
 def run_benchmark(parts: Sequence[str]) -> float:
-    """`learnvllm bench throughput`, with these exercises in place. Raises StudyError with its last words."""
+    """`learnvllm bench throughput`, with these exercises in place. Raises StudyError with its last words.
+
+    A benchmark records itself for the journal; this one does so in a home that is thrown away, as it is the
+    median of several that counts.
+    """
     mine = ("--mine", ",".join(parts)) if parts else ()
     command = [sys.executable, "-m", "learnvllm", "bench", "throughput", *FLAGS, "--json", *mine]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="learnvllm-measure-") as home:
+        env = {**os.environ, "LEARNVLLM_STUDY_HOME": home}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise StudyError(f"The benchmark failed (exit code {done.returncode}): {last}")
-    figure: float = json.loads(done.stdout.strip().splitlines()[-1])["figures"][FIGURE]
+    figure: float = json.loads(done.stdout.strip().splitlines()[-1])["figures"][WHAT]
     return figure

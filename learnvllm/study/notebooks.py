@@ -26,8 +26,8 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 
 from learnvllm.architecture import envs
 from learnvllm.architecture.errors import LearnVLLMError
+from learnvllm.study.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT_S = 240.0
 """Far more than a cell may take (a whole notebook: 60 s), for machines that do something else meanwhile."""
 _NOT_IN_KEY = ("study/site/", "study/commands/")
@@ -38,11 +38,6 @@ _KEPT = 2
 
 class NotebookError(LearnVLLMError):
     """A cell raised, took too long, or its kernel died."""
-
-
-def find_notebooks(root: Path = ROOT / "notebooks") -> list[Path]:
-    """All notebooks, in the order of days and numbers."""
-    return sorted(root.glob("day[0-9][0-9]_*/[0-9][0-9]_*.py"))
 
 
 def read(path: Path) -> Any:

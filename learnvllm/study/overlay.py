@@ -25,7 +25,7 @@ from learnvllm.study.overlay_select import Selection, select
 OVERLAY, SHADOW, _KERNELS = "LEARNVLLM_OVERLAY", "LEARNVLLM_SHADOW", "LEARNVLLM_CPU_KERNELS"
 _HEAVY = ("learnvllm.model_layers", "learnvllm.executor_worker")
 """Packages that import torch: a front end leaves them to the engine process."""
-_TWINS = "learnvllm.model_layers.ops.torch_ref"
+_BEHIND_KERNELS = "learnvllm.model_layers.ops.torch_ref"
 """Compiled kernels stand before it: an exercise on it has them switched off."""
 
 MAX_PARTS = 5
@@ -71,9 +71,7 @@ def activate(words: Iterable[str], *, shadow: bool = False) -> str:
     if shadow:
         os.environ[SHADOW] = "1"
     _install(selection.plans)
-    for (
-        plan
-    ) in selection.plans:  # what is wrong with a file is better said now than by a process started later
+    for plan in selection.plans:  # what is wrong with a file: better now than from a process started later
         if not plan.exercise.module.startswith(_HEAVY):
             importlib.import_module(plan.exercise.module)
     return _banner(selection, shadow)
@@ -83,7 +81,7 @@ def _install(plans: list[Plan]) -> None:
     active[:] = plans
     for plan in plans:
         _make_importable(plan)
-        if plan.exercise.module == _TWINS:
+        if plan.exercise.module == _BEHIND_KERNELS:
             os.environ[_KERNELS] = "torch"
         if plan.parts:
             after_import(plan.exercise.module, partial(_apply, plan))
@@ -143,7 +141,7 @@ def _banner(selection: Selection, shadow: bool) -> str:
         if plan.exercise.id in unproved:
             told += f"  (NOT PASSED as it is now: learnvllm check {plan.exercise.id})"
         lines.append(f"  {plan.exercise.id:<{width}}  {told}")
-        if plan.exercise.module == _TWINS:
+        if plan.exercise.module == _BEHIND_KERNELS:
             lines.append(f"  {'':<{width}}  (compiled CPU kernels are off, so that yours are called)")
     if shadow:
         from learnvllm.study import shadow as shadow_module

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from learnvllm.study import files
-from learnvllm.study.catalogue import DAYS, Day, find_day, load_exercises
+from learnvllm.study.catalogue import DAYS, PAGES, Day, find_day, find_notebooks, load_exercises
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.journal import Entry, read_entry
 from learnvllm.study.progress import ExerciseRecord, Progress, load_progress, quiz_key
-
-PAGES = ("concepts", "walkthrough", "upstream", "exercises", "quiz")
-"""Of every day, in reading order."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ def _day_state(day: Day, exercises: list[Exercise], progress: Progress) -> DaySt
     return DayState(
         day=day,
         pages=pages_of(day),
-        notebooks=tuple(sorted((files.ROOT / "notebooks" / day.folder).glob("[0-9]*.py"))),
+        notebooks=tuple(find_notebooks(day)),
         exercises=tuple(
             ExerciseState(exercise, progress.exercises.get(exercise.id, ExerciseRecord()))
             for exercise in exercises
@@ -203,7 +200,7 @@ def _quiz_state(day: Day, progress: Progress) -> QuizState | None:
 
 
 def pages_of(day: Day) -> tuple[Path, ...]:
-    """The day's pages that are there, in reading order."""
+    """The day's pages that are there."""
     folder = files.ROOT / "docs" / "topics" / day.topic
     return tuple(path for name in PAGES if (path := folder / f"{name}.md").is_file())
 

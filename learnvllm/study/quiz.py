@@ -46,7 +46,6 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Python over the engine, after `imports`: a test proves that `answer` is its value."""
     answer: float | None = None
     tolerance: float = 0.0
-    compute: str = ""
 
     @property
     def right_choices(self) -> frozenset[int]:
@@ -129,22 +128,39 @@ def _first_mistake(quiz: Quiz, day: int) -> str | None:
 
 
 def _mistake_in(question: Question) -> str | None:
-    right, number = len(question.right_choices), question.type == "number"
-    unexplained = next((c.text for c in question.choices if not c.correct and not c.explain.strip()), None)
-    checks = (
-        (question.type in TYPES, f"type: {question.type!r} is none of {', '.join(TYPES)}"),
-        (bool(question.question.strip()), "it asks nothing"),
-        (number or len(question.choices) >= 2, "it needs two choices or more"),
-        (question.type != "choice" or right == 1, f"{right} of its choices are correct; type choice has one"),
-        (question.type != "multiple" or right >= 1, "none of its choices is correct"),
-        (unexplained is None, f"the wrong choice {unexplained!r} has no explain"),
-        (not (number and question.choices), "a number has no choices"),
-        (not number or question.answer is not None, "a number needs its answer"),
-        (not number or bool(question.expression), "a number needs the expression that gives its answer"),
-        (not number or bool(question.explain), "a number needs an explain: how to get it"),
-        (question.tolerance >= 0, f"tolerance: {question.tolerance} is below 0"),
-    )
-    return next((message for holds, message in checks if not holds), None)
+    if question.type not in TYPES:
+        return f"type: {question.type!r} is none of {', '.join(TYPES)}"
+    if not question.question.strip():
+        return "it asks nothing"
+    return _mistake_in_number(question) if question.type == "number" else _mistake_in_choices(question)
+
+
+def _mistake_in_number(question: Question) -> str | None:
+    if question.choices:
+        return "a number has no choices"
+    if question.answer is None:
+        return "a number needs its answer"
+    if not question.expression:
+        return "a number needs the expression that gives its answer"
+    if not question.explain:
+        return "a number needs an explain: how to get it"
+    if question.tolerance < 0:
+        return f"tolerance: {question.tolerance} is below 0"
+    return None
+
+
+def _mistake_in_choices(question: Question) -> str | None:
+    right = len(question.right_choices)
+    if len(question.choices) < 2:
+        return "it needs two choices or more"
+    if question.type == "choice" and right != 1:
+        return f"{right} of its choices are correct; type choice has one"
+    if right == 0:
+        return "none of its choices is correct"
+    for choice in question.choices:
+        if not choice.correct and not choice.explain.strip():
+            return f"the wrong choice {choice.text!r} has no explain"
+    return None
 
 
 # ------------------------------------------------------------------------------------------------- answering

@@ -12,8 +12,8 @@ from types import ModuleType
 
 from learnvllm.study.overlay_hook import Callback
 from learnvllm.study.overlay_plan import Plan
+from learnvllm.study.shadow_copies import SEAM
 
-SEAM = ("learnvllm.scheduling.", "learnvllm.kv_cache.")
 _CORE = "learnvllm.engine_core.core"
 _UNCOMPARED = {
     _CORE: "it drives the scheduler and the executor, and neither can be driven twice",

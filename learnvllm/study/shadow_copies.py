@@ -20,7 +20,7 @@ from learnvllm.study.overlay_hook import EXERCISES
 from learnvllm.study.overlay_plan import Plan
 
 SEAM = ("learnvllm.scheduling", "learnvllm.kv_cache")
-"""Packages that are copied together."""
+"""Packages that are copied together, and compared at the scheduler."""
 
 
 class ModuleCopy:

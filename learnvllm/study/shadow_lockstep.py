@@ -6,10 +6,7 @@ every block table, every block's holders and name, and the order in which free b
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice
 from typing import Any, Literal
@@ -19,13 +16,12 @@ import numpy as np
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
+from learnvllm.study.shadow_limit import time_limit
 
 Operation = Literal["add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"]
 View = dict[str, Any]
 """What can be seen, by what it is called in a report."""
 
-LIMIT_S = 10.0
-"""Seconds that one call may take."""
 _IGNORED = {"timestamp", "events"}
 """Moments in time: no two calls happen in the same."""
 
@@ -74,7 +70,7 @@ class Lockstep:
     def __call__(self, operation: Operation, *args: Any) -> tuple[Outcome, Difference | None]:
         """What the learner's scheduler did, and whether the reference did the same."""
         twin_args = [_twin(arg, self.theirs) for arg in args]
-        with _time_limit():
+        with time_limit():
             mine = _call(getattr(self.mine, operation), args)
         theirs = _call(getattr(self.theirs, operation), twin_args)
         difference = self._compare(operation, mine, theirs, args)
@@ -100,29 +96,6 @@ class Lockstep:
             return None
         step = args[0].step_id if operation == "update_from_output" else self.num_steps
         return Difference(operation, unlike, seen[0], seen[1], before, mine.error, step, _subject(args))
-
-
-class NeverEnds(Exception):
-    """The learner's code has run for so long that it will hardly come to an end."""
-
-
-@contextmanager
-def _time_limit() -> Iterator[None]:
-    """Interrupt a loop that goes on for ever, where the system can: in a process' main thread."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def give_up(*_: Any) -> None:
-        raise NeverEnds(f"not done after {LIMIT_S:g} s; does it go round for ever?")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _call(function: Callable[..., Any], args: Iterable[Any]) -> Outcome:

@@ -22,6 +22,7 @@ from learnvllm.study.overlay_patch import mine_of
 from learnvllm.study.overlay_plan import Plan
 from learnvllm.study.shadow_copies import ModuleCopy
 from learnvllm.study.shadow_engine import MAY_BE_RIGHT, ShadowDivergence
+from learnvllm.study.shadow_limit import time_limit, where
 from learnvllm.study.shadow_values import copy_object, first_difference, snapshot
 
 TWIN = "_shadow_twin"
@@ -99,7 +100,8 @@ def _watch(
         copies = copy((args, kwargs))
         if copies is None:
             return mine(*args, **kwargs)
-        ours = _call(mine, args, kwargs)
+        with time_limit():
+            ours = _call(mine, args, kwargs)
         with _unwatched():
             reference = _call(theirs, *copies)
         _compare(plan, name, ours, reference, _named(mine, args, kwargs), _named(mine, *copies))
@@ -168,7 +170,8 @@ def _on_both(mine: Callable[..., Any], plan: Plan, name: str) -> Callable[..., A
         copies = snapshot((args, kwargs))
         token = _busy.set(_busy.get() | {id(self)})
         try:
-            ours = _call(mine, (self, *args), kwargs)
+            with time_limit():
+                ours = _call(mine, (self, *args), kwargs)
         finally:
             _busy.reset(token)
         with _unwatched():
@@ -248,18 +251,20 @@ def _result(call: Call) -> Any:
 def _compare(plan: Plan, name: str, ours: Call, reference: Call, after: Any, twin_after: Any) -> None:
     """Raises ShadowDivergence, the report printed, unless result and aftermath are alike."""
     found = first_difference(ours[1], reference[1]) if ours[0] == reference[0] else ("", ours, reference)
-    where = "what it comes to"
+    what = "what it comes to"
     if found is None:
         found = first_difference(after, twin_after)
-        where = "what it leaves behind"
+        what = "what it leaves behind"
     if found is None:
         return
     path, mine, theirs = found
     exercise = plan.exercise.id
-    place = f"{where}, at {path}" if path else where
+    place = f"{what}, at {path}" if path else what
+    lines = where(ours[1], [plan]) if ours[0] == "raises" else []
+    raised = "\n".join(["  Yours raised:", *(f"    {line}" for line in lines), "\n"]) if lines else ""
     text = (
         f"\n--shadow: {name} of {exercise}: your code and the reference differ for the first time.\n\n"
-        f"  In {place}:\n    yours:          {_short(mine)}\n    the reference:  {_short(theirs)}\n\n"
+        f"  In {place}:\n    yours:          {_short(mine)}\n    the reference:  {_short(theirs)}\n\n{raised}"
         f"  Next: learnvllm check {exercise}. {MAY_BE_RIGHT}\n"
     )
     print(text, file=sys.stderr, flush=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 from learnvllm.study.overlay_plan import Plan
 from learnvllm.study.shadow_engine import MAY_BE_RIGHT
+from learnvllm.study.shadow_limit import where
 from learnvllm.study.shadow_lockstep import Difference
 
 NAME, WIDTH = 24, 48
@@ -52,7 +51,7 @@ def report(difference: Difference, suspects: Sequence[Plan], proved: bool) -> st
     for name in difference.what:
         lines += _compare(name, difference.mine.get(name), difference.theirs.get(name))
     if difference.error is not None:
-        lines += ["", "  Yours raised:", *(f"    {line}" for line in _where(difference.error, suspects))]
+        lines += ["", "  Yours raised:", *(f"    {line}" for line in where(difference.error, suspects))]
     same = [name for name in difference.theirs if name not in difference.what]
     lines += ["", f"  Alike: {', '.join(same)}." if same else "  Nothing else could be compared."]
     lines += ["", "  Before the call both had:"]
@@ -95,17 +94,6 @@ def _verdict(suspects: Sequence[Plan], proved: bool) -> list[str]:
         f"  {how} {parts}.",
         f"  Next: learnvllm check {ids}. {MAY_BE_RIGHT}",
     ]
-
-
-def _where(error: BaseException, suspects: Iterable[Plan]) -> list[str]:
-    """The exception, and the lines of the learner's files that it came through."""
-    files = {str(plan.exercise.path): plan.exercise for plan in suspects}
-    lines = [f"{type(error).__name__}: {error}"]
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename in files:
-            name = files[frame.filename].id
-            lines.append(f"{name}, {Path(frame.filename).name} line {frame.lineno}: {frame.line}")
-    return lines
 
 
 def _compare(name: str, mine: Any, theirs: Any) -> list[str]:

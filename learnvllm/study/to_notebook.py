@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learnvllm.study import files
-from learnvllm.study.catalogue import Day
+from learnvllm.study.catalogue import Day, find_notebooks
 from learnvllm.study.exercise import StudyError
 
 MADE, KEPT, OLD = "made", "kept", "old"
@@ -29,14 +29,9 @@ class Converted:
     outcome: str
 
 
-def sources(day: Day) -> list[Path]:
-    """The day's notebooks as written, in their order."""
-    return sorted((files.ROOT / "notebooks" / day.folder).glob("[0-9][0-9]_*.py"))
-
-
 def convert_day(day: Day, *, fresh: bool = False) -> list[Converted]:
     """Make what is not there yet. Raises StudyError when the day has no notebooks."""
-    found = sources(day)
+    found = find_notebooks(day)
     if not found:
         raise StudyError(f"Day {day.number} has no notebooks yet.")
     return [_convert(source, target_of(source), fresh) for source in found]

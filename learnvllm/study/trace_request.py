@@ -1,7 +1,8 @@
 """One request, from text to text, through the real parts and the embedded model: what Day 1 plays.
 
 The front end's, the core's and the worker's parts are called one after another, in the order in which
-`LLMEngine.step` reaches them, and after each call it is written down what the request looks like there.
+`LLMEngine.step` reaches them, and between the calls it is written down what the request looks like there:
+within a call it is half changed, and a recorder in there would have to be part of the engine.
 """
 
 from __future__ import annotations

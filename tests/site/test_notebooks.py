@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from learnvllm.study import notebooks
+from learnvllm.study.catalogue import find_notebooks
 from learnvllm.study.notebooks import NotebookError
 from learnvllm.study.site import notebook_pages
 
@@ -27,7 +28,7 @@ def outputs(notebook: Any) -> list[Any]:
     return [output for cell in notebook.cells for output in cell.get("outputs", ())]
 
 
-@pytest.mark.parametrize("path", notebooks.find_notebooks(), ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize("path", find_notebooks(), ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_notebook_runs_and_every_cell_shows_something(path: Path) -> None:
     notebook = notebooks.run(path)
     assert notebook.cells[0].source.startswith("# ")

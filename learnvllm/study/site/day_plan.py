@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from learnvllm.study.catalogue import Day, load_exercises
 from learnvllm.study.quiz import load_quiz, quiz_path
 from learnvllm.study.site import pages
-
-Link = Callable[[str], str]
+from learnvllm.study.site.pages import Link
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Step:
 
 
 def steps(day: Day) -> list[Step]:
-    """Concepts, notebooks, walkthrough, exercises, vLLM's own code, quiz: those that are there."""
+    """Concepts, notebooks, exercises, then our code (with their solutions), vLLM's own, quiz."""
     there = pages.topic_pages(day)
 
     def read(name: str) -> list[Step]:
@@ -40,8 +38,8 @@ def steps(day: Day) -> list[Step]:
     return [
         *read("concepts"),
         *run,
-        *read("walkthrough"),
         *_builds(day, there),
+        *read("walkthrough"),
         *read("upstream"),
         *_quiz(day),
     ]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from learnvllm.study.catalogue import Day, load_exercises
 from learnvllm.study.exercise import Exercise
-
-Link = Callable[[str], str]
-"""Path in the site's tree -> the same, relative to the page."""
+from learnvllm.study.site.pages import Link
 
 LEVELS = {
     "fill-in": "write one method",

@@ -1,8 +1,9 @@
-"""What is there to read: the pages of docs/ and the notebooks, with title and minutes, in reading order."""
+"""What is there to read: the pages of docs/ and the notebooks, with title and minutes, in their order."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,17 +12,20 @@ from typing import Any
 import yaml
 
 from learnvllm.study import notebooks
-from learnvllm.study.catalogue import Day
+from learnvllm.study.catalogue import PAGES, Day, find_notebooks
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.site import DOCS, ROOT
 
-TOPIC_PAGES = ("index", "concepts", "walkthrough", "exercises", "upstream", "quiz")
-"""Of a topic, in reading order; the notebooks come after the concepts."""
+Link = Callable[[str], str]
+"""Path in the site's tree, perhaps with #anchor -> the same, relative to the page that links."""
+
+TOPIC_PAGES = ("index", *PAGES)
+"""Of a topic; the notebooks come after the concepts."""
 LABELS = {
     "index": "Plan of the day",
     "concepts": "Concepts",
-    "walkthrough": "Walkthrough",
     "exercises": "Exercises",
+    "walkthrough": "Walkthrough",
     "upstream": "In vLLM",
     "quiz": "Quiz",
 }
@@ -79,7 +83,7 @@ def read_page(path: Path) -> Page:
 
 
 def topic_pages(day: Day) -> dict[str, Page]:
-    """Name -> page, those that are there, in reading order; others than the usual ones come last."""
+    """Name -> page, those that are there, in the order of the work; others than the usual ones come last."""
     folder = DOCS / "topics" / day.topic
     found = {p.stem: read_page(p) for p in sorted(folder.glob("*.md")) if not p.name.endswith(".zh.md")}
     usual = {name: found.pop(name) for name in TOPIC_PAGES if name in found}
@@ -88,7 +92,7 @@ def topic_pages(day: Day) -> dict[str, Page]:
 
 def notebook_pages(day: Day) -> list[Page]:
     """The day's notebooks as pages."""
-    return [_notebook_page(path) for path in notebooks.find_notebooks() if path.parent.name == day.folder]
+    return [_notebook_page(path) for path in find_notebooks(day)]
 
 
 @cache

@@ -9,14 +9,12 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
 
 from markdown import markdown
 
 from learnvllm.study.catalogue import Day
 from learnvllm.study.quiz import Question, load_quiz, quiz_path
-
-Link = Callable[[str], str]
+from learnvllm.study.site.pages import Link
 
 
 def quiz(day: Day, link: Link) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from learnvllm.study.catalogue import DAYS, Day, load_exercises
 from learnvllm.study.site import day_plan, pages
 from learnvllm.study.site.day_plan import Step, linked
-
-Link = Callable[[str], str]
+from learnvllm.study.site.pages import Link
 
 HOUR = 60
 

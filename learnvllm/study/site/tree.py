@@ -10,6 +10,7 @@ from typing import Any
 import nbformat
 
 from learnvllm.study import notebooks
+from learnvllm.study.catalogue import PAGES, find_notebooks
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.site import (
     DOCS,
@@ -65,7 +66,7 @@ def page_text(text: str, name: str, translated: str | None = None) -> str:
 
     def head(heading: re.Match[str]) -> str:
         title = heading[1]
-        if place.day is not None and title.lower() in GENERIC:  # there are eleven of each
+        if place.day is not None and title.lower() in PAGES:  # there are eleven of each
             title = f"{place.day.title}: {title.lower()}"
         return f"# {title}\n" + (f"\n{lead}\n" if lead else "")
 
@@ -73,7 +74,6 @@ def page_text(text: str, name: str, translated: str | None = None) -> str:
     return pages.with_front_matter(meta, directives.expand(body, name))
 
 
-GENERIC = ("concepts", "walkthrough", "exercises", "upstream", "quiz")
 LEAD = {
     "en": ("**Outcome:** {}.", "**Minutes:** {}.", "**Before:** {}."),
     "zh": ("**学完之后：**{}。", "**用时：**{} 分钟。", "**先读：**{}。"),
@@ -104,7 +104,7 @@ def _named(needed: str, place: directives.Place) -> str:
 
 
 def _notebooks() -> dict[str, str]:
-    paths = notebooks.find_notebooks()
+    paths = find_notebooks()
     made = {}
     for path, notebook in zip(paths, notebooks.run_all(paths)):
         page = pages.notebook_path(path)

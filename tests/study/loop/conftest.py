@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from learnvllm import cli
-from learnvllm.study import grading
+from learnvllm.study import grading, quiz
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.exercise import Exercise
 from learnvllm.study.grading import GradeReport, TestReport
@@ -40,8 +40,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tiny(write_exercise: Callable[..., Path]) -> Exercise:
-    """An exercise of one line: cdiv."""
+def tiny(write_exercise: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exercise:
+    """An exercise of one line: cdiv. It is all there is to do on its day, which has no quiz."""
+    monkeypatch.setattr(quiz, "quiz_path", lambda day: tmp_path / "no quiz")
     folder = write_exercise()
     (folder / "test_exercise.py").write_text(GRADER, "utf-8")
     exercise = find_exercise("tiny")

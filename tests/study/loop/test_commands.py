@@ -156,7 +156,8 @@ def test_a_state_file_from_the_future_does_not_stop_grading(
 @pytest.mark.parametrize(
     "line",
     ["check nosuch", "hint nosuch", "solution nosuch", "reset nosuch", "update nosuch", "day 12", "quiz 1",
-     "notebook 7", "check --timeout 0", "update --resolved", "study", "journal nonsense"],
+     "notebook 7", "check --timeout 0", "check --timeout inf", "check --timeout nan", "check --timeout x",
+     "update --resolved", "study", "journal nonsense"],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_2(line: str, exercises: Path, shell: Shell, tmp_path: Path,
                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
@@ -231,6 +232,9 @@ def test_a_days_plan_is_the_sites(free_queue: Exercise, graded: dict[str, Any], 
     steps = day_plan.steps(find_day(4))
     assert shell("day 4") == 0
     assert minutes(sum(step.minutes for step in steps)) in shell.out
+    titles = [step.title for step in steps if step.verb in ("Read", "Build")]
+    assert titles[0] == "Concepts"
+    assert titles[-2:] == ["Walkthrough", "In vLLM"]  # it shows what the exercises ask for
     positions = [shell.out.index(f"{step.verb:<7} {step.title}") for step in steps]
     assert positions == sorted(positions)
     for text in (

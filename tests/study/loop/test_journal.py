@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from learnvllm.study import journal, measure, progress
+from learnvllm.study import files, journal, measure, progress
 from learnvllm.study.checking import check
 from learnvllm.study.exercise import Exercise, StudyError
+from learnvllm.study.overview import day_state
 from tests.study.loop.conftest import Shell
 
 GOOD = "---\nday: 1\ntitle: Architecture\ndate: 2026-01-31\nstatus: open  # so far\n---\n\nMine.\n"
@@ -144,6 +147,26 @@ def test_measuring_takes_turns_and_writes_the_medians_down(
     assert runs == [[], [tiny.id]] * 3
     text = journal.entry_path(1).read_text()
     assert "90 tok/s with your code, 100 with the reference (-10.0%)" in text
+
+
+def test_measuring_is_recorded_once_and_not_by_each_run(
+    tiny: Exercise, graded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program that is run records into a home of its own."""
+    check(tiny)
+    homes = []
+
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        homes.append(Path(how["env"]["LEARNVLLM_STUDY_HOME"]))
+        assert homes[-1].is_dir()
+        return subprocess.CompletedProcess(command, 0, json.dumps({"figures": {measure.WHAT: 100.0}}), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    measure.measure(day_state(1), lambda line: None)
+    assert len(homes) == 2 * measure.ROUNDS
+    assert files.study_home() not in homes
+    assert not any(home.exists() for home in homes)
+    assert len(progress.load_progress().benchmarks) == 1
 
 
 def test_a_benchmark_that_fails_is_told_in_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,10 @@ def test_a_program_reads_questions_without_their_answers(day4: Path, shell: Shel
         ("    answer: 57\n", "", "a number needs its answer"),
         ('    expression: "cdiv(900, 16)"\n', "", "question kv-03: a number needs the expression"),
         ("unit: blocks", "units: blocks", "units"),
+        ("unit: blocks", "compute: cdiv", "compute"),
+        ("    unit: blocks", "    tolerance: -1", "question kv-03: tolerance: -1"),
+        ("    unit: blocks", "    choices: [{text: x}]", "question kv-03: a number has no choices"),
+        ('question: "Which have a hash?"', 'question: " "', "question kv-02: it asks nothing"),
         ("  - id: kv-01\n", "  - ident: kv-01\n", "questions[0]"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ import json
 import sys
 from functools import partial
 
-from learnvllm.study import shadow_lockstep
+from learnvllm.study import shadow_limit
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.mutants import apply_mutant, find_mutant
 from learnvllm.study.overlay_plan import make_plan
@@ -51,5 +51,5 @@ def _make(scenario: Scenario, mine: ModuleCopy, theirs: ModuleCopy, asked: Modul
 
 
 if __name__ == "__main__":
-    shadow_lockstep.LIMIT_S = 2.0  # some mutants go round for ever
+    shadow_limit.LIMIT_S = 2.0  # some mutants go round for ever
     json.dump([first_difference(*pair) for pair in json.load(sys.stdin)], sys.stdout)

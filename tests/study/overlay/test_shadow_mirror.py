@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
+import signal
+import time
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from learnvllm.architecture.messages import EngineCoreOutput
+from learnvllm.study import shadow_limit
 from learnvllm.study.shadow_values import first_difference, snapshot
 from tests.study.overlay.conftest import Learner
 
@@ -23,6 +27,33 @@ def test_solutions_are_not_flagged_alone_or_together(learner: Learner) -> None:
     for name in DAY_2:
         learner.solve(name)
     assert learner.python(OUTPUTS, ",".join(DAY_2), shadow=True) == "OK\n"
+
+
+def test_a_loop_without_end_is_a_difference_and_its_line_is_told(learner: Learner) -> None:
+    taken = "        self._pending.append(token_id)\n"
+    learner.solve("token_stream", (taken, f"{taken}        while self._pending:\n            pass\n"))
+    limit = "from learnvllm.study import shadow_limit; shadow_limit.LIMIT_S = 0.5; "
+    done = learner.try_python(limit + OUTPUTS, "token_stream", shadow=True)
+    assert done.stdout.startswith("STOPPED --shadow: TokenStream.push of engine_core.token_stream differs")
+    assert "NeverEnds: not done after 0.5 s" in done.stderr
+    assert re.search(
+        r"engine_core\.token_stream, exercise\.py line \d+: (while self\._pending:|pass)\n", done.stderr
+    )
+
+
+def test_a_call_within_a_call_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow_limit, "LIMIT_S", 0.2)
+
+    def goes_round() -> None:
+        with shadow_limit.time_limit():
+            pass
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            pass
+
+    with pytest.raises(shadow_limit.NeverEnds), shadow_limit.time_limit():
+        goes_round()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_another_way_to_keep_its_state_is_not_flagged(learner: Learner) -> None:
