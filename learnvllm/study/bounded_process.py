@@ -22,6 +22,13 @@ import psutil
 KEPT_OUTPUT = 64 * 1024
 MEMORY_LIMIT = 3 * 2**30
 POLL_S = 0.05
+_GUARDIAN = """
+import os, signal, sys
+sys.stdin.read()
+os.killpg(int(sys.argv[1]), signal.SIGKILL) if hasattr(os, "killpg") else os.kill(int(sys.argv[1]), 15)
+"""
+"""A process of its own that ends the group when we have gone, however that came: its stdin is a pipe that
+only we hold, and a closed terminal or SIGKILL leaves us no time to do it ourselves."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ def run(
         start_new_session=True,  # its own process group, to be ended as a whole
     )
     assert process.stdout is not None
+    guardian = _start_guardian(process.pid)
     output = _Output(process.stdout)
     family = _Family(process)
     reason = None
@@ -72,11 +80,23 @@ def run(
                 watch()
             reason = family.limit_reached(deadline)
     finally:  # also when Ctrl-C comes: nothing is left behind
+        guardian.kill()  # first: once the group is gone, its number may become another's
+        guardian.communicate()
         family.end()
         process.wait()
     if watch is not None:
         watch()
     return Ending(process.returncode, reason, output.text())
+
+
+def _start_guardian(group: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what ends us with our terminal must not end it
+    )
 
 
 class _Family:

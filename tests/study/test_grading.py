@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -189,6 +191,26 @@ def test_nothing_outlives_the_grader(free_queue: Exercise, tmp_path: Path) -> No
     assert len(children) == 2
     for pid in children:
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ends a process by a signal")
+@pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM", "SIGKILL"])
+def test_a_loop_does_not_outlive_who_grades_it(tmp_path: Path, number: str) -> None:
+    """A closed terminal, `kill`: no time for the one that waits to end it."""
+    loop = "import os; print(os.getpid(), file=open('pid', 'w'), flush=True)\nwhile True: pass"
+    code = (
+        "import os, pathlib, signal, sys; from learnvllm.study import bounded_process\n"
+        f"def die(): os.path.exists('pid') and os.kill(os.getpid(), signal.{number})\n"
+        f"bounded_process.run([sys.executable, '-c', {loop!r}], cwd=pathlib.Path('.'), env=os.environ, "
+        "timeout_s=300, watch=die)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == -getattr(signal, number)
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the loop runs on"
+        time.sleep(0.02)
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

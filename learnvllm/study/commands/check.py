@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
+from contextlib import suppress
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,7 +14,7 @@ from rich.text import Text
 from learnvllm.study import files, watch
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.checking import TIME_LIMIT_S, Checked, check
-from learnvllm.study.exercise import Exercise, StudyError
+from learnvllm.study.exercise import Exercise
 from learnvllm.study.grading import TestReport
 from learnvllm.study.overview import course
 from learnvllm.study.terminal import console, plural, print_json
@@ -31,7 +33,7 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
     add("--verbose", action="store_true", help="Every message in full, and all that the code printed.")
     add(
         "--timeout",
-        type=float,
+        type=_seconds,
         default=TIME_LIMIT_S,
         metavar="S",
         help="Seconds until the code is stopped (default: %(default)g)",
@@ -39,9 +41,15 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="For programs; with --watch one object per check and line.")
 
 
+def _seconds(text: str) -> float:
+    """A time limit: without an end (inf) it would be none."""
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+
+
 def run_check(args: argparse.Namespace) -> int:
-    if not args.timeout > 0:
-        raise StudyError(f"--timeout {args.timeout:g}: must be above 0 seconds.")
     exercise = find_exercise(args.exercise) if args.exercise else next_exercise()
     if exercise is None:
         return _all_done(args.json)
