@@ -1,4 +1,4 @@
-"""Refused at the door, in one sentence (fill-in, 35 minutes, 16 points).
+"""Refused at the door, in one sentence (fill-in, 35 minutes, 17 points).
 
 An engine is slow to start and then runs for weeks. A setting that cannot work must be refused before anything
 is loaded, by name, with its value and with what to do instead. You write the checks of one part, the checks
@@ -57,9 +57,10 @@ class SchedulerConfig:
     """Refuse (503) when this many prompt tokens wait. None: no limit."""
 
     def __post_init__(self) -> None:
-        # TODO: Refuse every value that cannot work. At least 1: max_num_batched_tokens, max_num_seqs, and
-        # max_num_queued_reqs, max_num_queued_tokens unless None. At least 0: long_prefill_token_threshold,
-        # and prefill_tokens_per_decode unless None.
+        # TODO: Refuse every value that cannot work. At least 1: max_num_batched_tokens, max_num_seqs (and at
+        # most MAX_NUM_SEQS), and max_num_queued_reqs, max_num_queued_tokens unless None. At least 0:
+        # long_prefill_token_threshold, and prefill_tokens_per_decode unless None; above 0 it cuts prompts, so
+        # refuse it where enable_chunked_prefill is off.
         raise NotImplementedError("TODO: SchedulerConfig.__post_init__")
 
 

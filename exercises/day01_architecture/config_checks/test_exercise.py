@@ -13,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.day01 import lesson, model_config
 
+from learnvllm.architecture import config
 from learnvllm.architecture.config import CacheConfig, DeviceConfig
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.study.subject import load_subject
@@ -81,8 +82,28 @@ def test_each_field_has_a_least_value(name):
         expect_refusal(
             scheduler(**{name: value}), name, value, f"{name}={value}", f"the least that works is {least}."
         )
-    for value in (least, least + 1, 5000):
+    for value in (least, least + 1, 4000):
         expect_accepted(scheduler(**{name: value}), f"{name}={value}", f"the least that works is {least}.")
+
+
+@pytest.mark.points(1)
+def test_what_would_take_all_memory_or_do_nothing_is_refused_too():
+    most = config.MAX_NUM_SEQS
+    why = "each request that may run has rows of its own from the start."
+    expect_refusal(
+        scheduler(max_num_seqs=most + 1), "max_num_seqs", most + 1, f"max_num_seqs={most + 1}", why
+    )
+    expect_accepted(scheduler(max_num_seqs=most), f"max_num_seqs={most}", "it is the most that is allowed.")
+    for share, accepted in ((None, True), (0, True), (4, False)):
+        case = f"prefill_tokens_per_decode={share}, enable_chunked_prefill=False"
+        build = scheduler(prefill_tokens_per_decode=share, enable_chunked_prefill=False)
+        if accepted:
+            expect_accepted(
+                build, case, "None leaves it to the platform, 0 says that there is no such limit."
+            )
+        else:
+            why = "it limits the pieces of prompts, and without chunked prefill there are none."
+            expect_refusal(build, "prefill_tokens_per_decode", share, case, why)
 
 
 @pytest.mark.points(1)
@@ -176,8 +197,8 @@ def test_what_is_accepted_is_what_was_asked_for():
         "prefill_tokens_per_decode": 0,
         "max_num_queued_reqs": 7,
     }
-    config = engine(**asked)()
-    got = {name: getattr(config.scheduler_config, name) for name in asked}
+    built = engine(**asked)()
+    got = {name: getattr(built.scheduler_config, name) for name in asked}
     assert got == asked, lesson(
         "A check refuses or accepts; it changes nothing. What runs is what was asked for.",
         expected=asked,
@@ -185,7 +206,7 @@ def test_what_is_accepted_is_what_was_asked_for():
         read="configuration",
     )
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.scheduler_config.max_num_seqs = 4
+        built.scheduler_config.max_num_seqs = 4
 
 
 @pytest.mark.points(1)
@@ -207,8 +228,8 @@ def test_every_field_counts_in_the_hash():
         "num_threads": build(device=3),
     }
     seen = {}
-    for name, config in variants.items():
-        digest = config.config_hash()
+    for name, variant in variants.items():
+        digest = variant.config_hash()
         assert digest not in seen, lesson(
             "Configurations that differ in any field of any part have different hashes.",
             case=f"{seen.get(digest)} / changed: {name}",
