@@ -15,6 +15,7 @@ from learnvllm.study import grading, quiz
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.exercise import Exercise
 from learnvllm.study.grading import GradeReport, TestReport
+from learnvllm.study.site import day_plan
 from learnvllm.study.starters import render_starter
 
 GRADER = """
@@ -42,7 +43,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def tiny(write_exercise: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exercise:
     """An exercise of one line: cdiv. It is all there is to do on its day, which has no quiz."""
-    monkeypatch.setattr(quiz, "quiz_path", lambda day: tmp_path / "no quiz")
+    for module in (quiz, day_plan):
+        monkeypatch.setattr(module, "quiz_path", lambda day: tmp_path / "no quiz")
     folder = write_exercise()
     (folder / "test_exercise.py").write_text(GRADER, "utf-8")
     exercise = find_exercise("tiny")
