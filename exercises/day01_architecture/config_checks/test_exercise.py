@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import importlib.util
 import os
 import re
 import subprocess
@@ -254,15 +253,12 @@ def hash_elsewhere(seed):
         "spec = importlib.util.spec_from_file_location('subject', sys.argv[1])\n"
         "subject = sys.modules['subject'] = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(subject)\n"
-        "sys.path.insert(0, sys.argv[2])\n"
-        "from support.day01 import model_config\n"
-        "print(subject.EngineConfig(model_config()).config_hash())\n"
+        "from learnvllm.scheduling.toy import toy_config\n"
+        "print(subject.EngineConfig(toy_config().model_config).config_hash())\n"
     )
-    support = importlib.util.find_spec("support")
-    root = os.path.dirname(os.path.dirname(support.origin))
     environ = {k: v for k, v in os.environ.items() if k != "LEARNVLLM_OVERLAY"}
     done = subprocess.run(
-        [sys.executable, "-c", code, subject.__file__, root],
+        [sys.executable, "-c", code, subject.__file__],
         capture_output=True,
         text=True,
         env={**environ, "PYTHONHASHSEED": str(seed)},
