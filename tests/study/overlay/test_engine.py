@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -62,24 +64,71 @@ def complete(server: ServerProcess, prompt: str, **more: object) -> httpx.Respon
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
 
 
-def test_from_a_solved_exercise_to_a_server_of_ones_own(
+def progress_of(learner: Learner, name: str) -> tuple[dict[str, Any], float]:
+    """What `progress --json` says of an exercise, and the points of all."""
+    told = json.loads(learner.cli("progress", "--json").stdout)
+    (one,) = (e for day in told["days"] for e in day["exercises"] if e["id"] == name)
+    return one, told["points"]
+
+
+def journal_row(learner: Learner, day: int, title: str) -> list[str]:
+    """The exercise's row in the day's journal entry: state, points, hints, tries."""
+    entry = json.loads(learner.cli("journal", str(day), "--json").stdout)
+    lines = Path(entry["file"]).read_text("utf-8").splitlines()
+    (row,) = (line for line in lines if line.startswith(f"| {title} |"))
+    return [cell.strip() for cell in row.strip("|").split("|")][1:]
+
+
+def test_from_an_untouched_exercise_to_a_server_of_ones_own(
     learner: Learner, model: Path, diary: Path, tmp_path: Path
 ) -> None:
-    writes_diary(
-        learner, "token_budget", "        num_new_tokens = request.num_uncomputed_tokens - num_hit_tokens"
-    )
+    """A learner from the start to the end, command by command."""
+    name = "kv_cache.free_queue"
+    assert learner.cli("check", name).returncode == 1
+    before, points = progress_of(learner, name)
+    assert (before["status"], before["points"], before["attempts"], points) == ("open", 0, 0, 0)
+    most = before["max_points"]
+    row = journal_row(learner, 4, before["title"])
+    assert row == ["open", f"0 of {most}", "0", "0"]
+
+    writes_diary(learner, "free_queue", "        block = self._head.next_free\n        if block is None or")
+    assert learner.cli("check", name).returncode == 0
+    after, points = progress_of(learner, name)
+    assert (after["status"], after["points"], after["attempts"], points) == ("passed", most, 1, most)
+    row = journal_row(learner, 4, before["title"])
+    assert row == [f"passed {after['passed'][:10]}", f"{most} of {most}", "0", "1"]
+
     writes_diary(learner, "token_stream", "        self._pending.append(token_id)")
-    assert learner.cli("check", "token_budget").returncode == 0
-    assert "token_budget" in learner.cli("progress").stdout
-    diary.unlink(missing_ok=True)  # the grader has run it, too
+    diary.unlink(missing_ok=True)  # the grader has run the first, too
     with serving(model, tmp_path / "log", "--mine", "--mine", "token_stream", *SMALL) as server:
         assert complete(server, "Hello").status_code == 200
         engine, front_end = server.engine().pid, server.process.pid
         banner = server.output()
-    assert notes(diary) == {"token_budget": {engine}, "token_stream": {front_end}}
+    assert engine != front_end
+    assert notes(diary) == {"free_queue": {engine}, "token_stream": {front_end}}
     assert "Your code runs in this engine; the rest is the reference:" in banner
-    assert "scheduling.token_budget   Scheduler._get_prefill_budget, ._get_num_new_tokens\n" in banner
+    assert (
+        "kv_cache.free_queue       FreeKVCacheBlockQueue.append, .appendleft, .popleft, .remove, " in banner
+    )
     assert "TokenStream.push, ._recover, .flush  (NOT PASSED as it is now: learnvllm check engine" in banner
+
+
+def test_a_wrong_version_is_stopped_at_the_first_step_that_differs(learner: Learner, model: Path) -> None:
+    """Prefix hits are counted twice: all goes well until the second prompt, which is the first one again."""
+    prompt = "Hello, what a lovely day it is to read about schedulers and their budgets"
+    flags = ("--model", str(model), "--max-num-seqs", "1", "--max-tokens", "4", prompt, prompt)
+    run = (*GENERATE, *flags, "--mine", "token_budget", "--shadow")
+    learner.solve(
+        "token_budget", ("min(num_new_tokens, plan.token_budget)", "min(plan.token_budget, num_new_tokens)")
+    )
+    assert learner.cli(*run).returncode == 0
+    learner.mutate("token_budget", "computes-hits-again")
+    done = learner.cli(*run)
+    assert done.returncode not in (0, None)
+    # steps 0 to 3 make the first prompt's four tokens, step 4 admits the second
+    assert "--shadow: step 4, when the step was decided" in done.stderr
+    assert "It is scheduling.token_budget (Scheduler._get_prefill_budget" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_in_worker_processes_with_steps_in_flight(learner: Learner, model: Path, diary: Path) -> None:
