@@ -110,7 +110,7 @@ class TestTokenBudget:
             max_num_batched_tokens=64,
             max_model_len=64,
             enable_chunked_prefill=False,
-            prefill_tokens_per_decode=1,
+            prefill_tokens_per_decode=None,  # a CPU: 2
         )
         loop = SchedulerLoop(config)
         loop.add("a", prompt_of(4))

@@ -68,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=watermark,
             policy=policy,
             long_prefill_token_threshold=threshold,
-            prefill_tokens_per_decode=per_decode,
+            prefill_tokens_per_decode=per_decode if chunked else None,
             enable_chunked_prefill=chunked,
         )
         self.loop = SchedulerLoop(
