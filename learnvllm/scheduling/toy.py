@@ -37,7 +37,7 @@ def toy_config(
     max_model_len: int = 4096,
     watermark: float = 0.0,
     enable_prefix_caching: bool = False,
-    prefill_tokens_per_decode: int = 0,
+    prefill_tokens_per_decode: int | None = 0,
     **scheduler_options: Any,
 ) -> EngineConfig:
     """An engine configuration for the toy model: a pool of `num_blocks`, of which block 0 is nobody's.

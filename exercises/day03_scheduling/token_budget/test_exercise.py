@@ -86,7 +86,7 @@ def test_without_chunked_prefill_a_prompt_is_computed_whole_or_waits():
         max_model_len=64,
         enable_chunked_prefill=False,
         long_prefill_token_threshold=8,
-        prefill_tokens_per_decode=1,
+        prefill_tokens_per_decode=None,
     )
     steps = run(config, [request("a", 40), request("b", 30)])
     expect(
