@@ -161,6 +161,8 @@ table(rows, ["step", "capital got", "count got", "free blocks after"])
 # token id is 3 bytes at most: it is most of a long prompt, while a step's outputs are mostly names, as Day 1 computed.
 
 # %%
+import random
+
 from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from learnvllm.engine_core.serial import MsgpackEncoder
 
@@ -174,14 +176,16 @@ def size(message):
 
 rows = []
 for n in (5, 50, 512):
-    request = EngineCoreRequest(f"cmpl-{n:032}", [40_000] * n, params, [2], 1_700_000_000.0)
+    rng = random.Random(0)
+    ids = [rng.randrange(49_152) for _ in range(n)]
+    request = EngineCoreRequest(f"cmpl-{n:032}", ids, params, [2], 1_700_000_000.0)
     rows.append([f"a request of {n} prompt tokens", size(request), 37, 3 * n])
 for n in (1, 16, 128):
     outputs = EngineCoreOutputs(
         [EngineCoreOutput(f"cmpl-{i:032}", [40_000]) for i in range(n)], timestamp=1234.5
     )
     rows.append([f"a step's outputs for {n} request{'s' * (n > 1)}", size(outputs), 37 * n, 3 * n])
-table(rows, ["message", "bytes", "of which names", "token ids"])
+table(rows, ["message", "bytes", "of which names", "token ids, at most"])
 
 # %% [markdown]
 # ## Two steps in flight
