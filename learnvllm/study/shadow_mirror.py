@@ -23,6 +23,7 @@ from learnvllm.study.overlay_plan import Plan
 from learnvllm.study.shadow_copies import ModuleCopy
 from learnvllm.study.shadow_engine import MAY_BE_RIGHT, ShadowDivergence
 from learnvllm.study.shadow_limit import time_limit, where
+from learnvllm.study.shadow_loans import Loan
 from learnvllm.study.shadow_values import copy_object, first_difference, snapshot
 
 TWIN = "_shadow_twin"
@@ -30,6 +31,7 @@ TWIN = "_shadow_twin"
 
 Call = tuple[str, Any]
 """("returns", value) or ("raises", exception)."""
+CHANGED, UNCHANGED = "changes its argument", "leaves it as it is"
 
 _local = threading.local()
 _busy: ContextVar[frozenset[int]] = ContextVar("busy", default=frozenset())
@@ -87,33 +89,45 @@ def _watch(
     theirs: Callable[..., Any],
     plan: Plan,
     name: str,
-    copy: Callable[[Any], Any] = snapshot,
+    copy: Callable[[Any, dict[int, Any]], Any] = snapshot,
 ) -> Callable[..., Any]:
-    """Call both; the reference with copies of the arguments, which must be left alike, too."""
+    """Call both; the reference with copies of the arguments, which must be left alike, too, or with large
+    tensors that both must leave alone.
+    """
     if not _can_be_watched(mine):
         return mine
+    signature, left_alone = inspect.signature(mine), dict[str, bool]()
 
     @wraps(mine)
     def both(*args: Any, **kwargs: Any) -> Any:
         if _depth():
             return mine(*args, **kwargs)
-        copies = copy((args, kwargs))
+        named = _named(signature, args, kwargs)
+        loan = Loan(named, left_alone)
+        copies = copy((args, kwargs), loan.memo)
         if copies is None:
             return mine(*args, **kwargs)
         with time_limit():
             ours = _call(mine, args, kwargs)
+        if changed := loan.changed():  # the reference would get what yours has made of it
+            _compare(
+                plan, name, ours, ours, dict.fromkeys(changed, CHANGED), dict.fromkeys(changed, UNCHANGED)
+            )
         with _unwatched():
             reference = _call(theirs, *copies)
-        _compare(plan, name, ours, reference, _named(mine, args, kwargs), _named(mine, *copies))
+        _compare(plan, name, ours, reference, named, _named(signature, *copies))
+        changed = loan.changed()
+        _compare(plan, name, ours, ours, dict.fromkeys(changed, UNCHANGED), dict.fromkeys(changed, CHANGED))
+        loan.learn()
         return _result(ours)
 
     return both
 
 
-def _named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by their names."""
     try:
-        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+        return dict(signature.bind(*args, **kwargs).arguments)
     except TypeError:  # called wrongly, which it has said itself
         return {"arguments": args, **kwargs}
 
@@ -125,9 +139,8 @@ def _watch_method(cls: Any, twin_class: type, plan: Plan, name: str) -> None:
     if not (_can_be_watched(mine) and _can_be_watched(theirs)) or name == "__init__":
         return
 
-    def copy(call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    def copy(call: tuple[tuple[Any, ...], dict[str, Any]], memo: dict[int, Any]) -> Any:
         (self, *args), kwargs = call
-        memo: dict[int, Any] = {}
         twin = copy_object(self, memo)
         if twin is self:  # it cannot be copied, so it cannot be compared
             return None

@@ -16,6 +16,7 @@ import torch
 
 from learnvllm.architecture.messages import EngineCoreOutput
 from learnvllm.study import shadow_limit
+from learnvllm.study.shadow_loans import LARGE, Loan
 from learnvllm.study.shadow_values import first_difference, snapshot
 from tests.study.overlay.conftest import Learner
 
@@ -232,3 +233,94 @@ def test_a_check_that_lets_something_pass_is_caught(learner: Learner) -> None:
     done = learner.try_python(DATA, "config_checks", shadow=True)
     assert "SchedulerConfig.__post_init__ of architecture.config_checks" in done.stderr
     assert "the reference:  raises ConfigError: max_num_batched_tokens=0" in done.stderr
+
+
+# ----------------------------------------------------------------------------------- the KV cache is large
+
+ATTENTION = """
+    import torch
+    from learnvllm.model_layers.ops import torch_ref
+    copied, clone = [], torch.Tensor.clone
+    def counted(tensor, *args, **kwargs):
+        copied.append(tensor.numel() * tensor.element_size())
+        return clone(tensor, *args, **kwargs)
+    torch.Tensor.clone = counted
+    torch.manual_seed(0)
+    caches = torch.zeros(1024, 2, 4, 64), torch.zeros(1024, 2, 4, 64)  # 2 MiB each
+    k = torch.randn(3, 2, 64)
+    torch_ref.reshape_and_cache(k, k + 1, *caches, torch.tensor([5, 6, -1]))
+    one = [torch.tensor(values, dtype=torch.int32) for values in ([[1]], [3], [0, 1])]
+    for _ in range(5):
+        with torch.inference_mode():
+            q = torch.randn(1, 2, 64)
+            out = torch_ref.paged_attention(q, *caches, *one, 0.1)
+        print(max(copied, default=0), round(float(out.norm()), 3))
+        copied.clear()
+"""
+
+
+def test_a_large_tensor_that_nobody_changes_is_copied_once(learner: Learner) -> None:
+    alone = [line.split() for line in learner.python(ATTENTION).splitlines()]
+    learner.solve("paged_attention")
+    beside = [line.split() for line in learner.python(ATTENTION, "paged_attention", shadow=True).splitlines()]
+    assert [value for _, value in beside] == [value for _, value in alone]
+    sizes = [int(size) for size, _ in beside]
+    assert sizes[0] == 2**21  # by writing into it, and when nothing was known yet of those who read it
+    assert max(sizes[1:]) < 2**12
+
+
+@pytest.mark.parametrize("line", ["k_cache[0] = 1", "k_cache.mul_(1)", "v_cache[0, 0, 0, 0] += 1"])
+def test_a_large_tensor_that_only_the_learner_changes_is_a_difference(learner: Learner, line: str) -> None:
+    """At a later call than the first, when there is no copy any more that could look different."""
+    late = f"    calls.append(0)\n    if len(calls) == 3:\n        {line}\n"
+    start = "    group = q.shape[1] // k_cache.shape[1]\n"
+    imports = "from torch import Tensor\n"
+    learner.solve("paged_attention", (start, late + start), (imports, f"{imports}\ncalls = []\n"))
+    done = learner.try_python(ATTENTION, "paged_attention", shadow=True)
+    assert len(done.stdout.splitlines()) == 2
+    name = line[:7]
+    assert f"In what it leaves behind, at ['{name}']:" in done.stderr
+    assert "yours:          'changes its argument'" in done.stderr
+    assert "the reference:  'leaves it as it is'" in done.stderr
+
+
+def loan(known: dict[str, bool], **tensors: torch.Tensor) -> Loan:
+    return Loan(tensors, known)
+
+
+def test_what_the_reference_changes_is_copied_at_every_call() -> None:
+    known: dict[str, bool] = {}
+    a, b = torch.zeros(LARGE), torch.zeros(LARGE)
+    for _ in range(2):
+        first = loan(known, a=a, b=b)
+        assert first.memo[id(b)] is not b
+        first.memo[id(b)] += 1
+        first.learn()
+    assert known == {"a": True, "b": False}
+    assert loan(known, a=a, b=b).memo[id(a)] is a
+
+
+def test_one_count_serves_all_views_so_none_is_lent_beside_a_changed_one() -> None:
+    both = torch.zeros(2, LARGE)
+    known = {"a": True, "b": False}
+    assert loan(known, a=both[0], b=both[1]).lent == {}
+    assert [*loan(known, a=both[0], b=torch.zeros(LARGE)).lent] == ["a"]
+
+
+def test_what_counts_no_changes_is_copied() -> None:
+    with torch.inference_mode():
+        uncounted = torch.zeros(LARGE)
+        found = loan({"a": True}, a=uncounted)
+        assert found.lent == {}
+        found.memo[id(uncounted)] += 1
+        assert float(uncounted.sum()) == 0
+
+
+def test_a_reference_that_changes_what_it_was_lent_is_noticed() -> None:
+    known, a = {"a": True}, torch.zeros(LARGE)
+    found = loan(known, a=a)
+    assert found.changed() == []
+    a[0] = 1
+    assert found.changed() == ["a"]
+    found.learn()
+    assert known == {"a": False}
