@@ -6,12 +6,17 @@ Navigation, progress, journal, command line and tests all read this; nothing els
 from __future__ import annotations
 
 import difflib
+import logging
+import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from learnvllm.architecture import envs
 from learnvllm.study import files
 from learnvllm.study.exercise import Exercise, StudyError, read_exercise
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,39 @@ def exercises_root() -> Path:
 
 def load_exercises() -> list[Exercise]:
     """All of them, by day, then `order`, then name. Raises StudyError for an exercise.toml that is wrong."""
+    found, broken = _read_all()
+    for problem in broken.values():
+        raise StudyError(problem)
+    return found
+
+
+def usable_exercises() -> list[Exercise]:
+    """The same for a learner at work, whom one wrong exercise.toml must not keep from the others: it is named
+    in the log, once."""
+    found, broken = _read_all()
+    for problem in broken.values():
+        _warn_once(problem)
+    return found
+
+
+def _read_all() -> tuple[list[Exercise], dict[str, str]]:
+    """The exercises; and of each that cannot be read its id and why."""
     root = exercises_root()
-    found = []
+    found, broken = [], {}
     for day in DAYS:
         for path in sorted((root / day.folder).glob("*/exercise.toml")):
-            found.append(read_exercise(path.parent, day.number, day.topic))
-    return sorted(found, key=lambda exercise: (exercise.day, exercise.order, exercise.name))
+            try:
+                found.append(read_exercise(path.parent, day.number, day.topic))
+            except StudyError as error:
+                broken[f"{day.topic}.{path.parent.name}"] = (
+                    f"{error} `git checkout -- {files.shown(path)}` brings back the original."
+                )
+    return sorted(found, key=lambda exercise: (exercise.day, exercise.order, exercise.name)), broken
+
+
+@cache
+def _warn_once(problem: str) -> None:
+    logger.warning("Left out: %s", problem)
 
 
 def find_exercise(name: str) -> Exercise:
@@ -92,8 +124,9 @@ def find_exercise(name: str) -> Exercise:
     Raises:
         StudyError: no exercise goes by that name, or several do.
     """
-    exercises = load_exercises()
-    path = Path(name).resolve() if "/" in name or "\\" in name else None
+    exercises, broken = _read_all()
+    path = Path(os.path.abspath(name)) if "/" in name or "\\" in name else None
+    path = path and path.parent.resolve() / path.name  # exercise.py itself may be a link to anywhere
     for exercise in exercises:
         if exercise.id == name or (path and (path == exercise.folder or path.parent == exercise.folder)):
             return exercise
@@ -103,6 +136,9 @@ def find_exercise(name: str) -> Exercise:
         return ending[0]
     if ending:
         raise StudyError(f"{name!r} could be {', '.join(e.id for e in ending)}: say more of it.")
+    for exercise_id, problem in broken.items():
+        if name and exercise_id.endswith(name):
+            raise StudyError(problem)
     names = {word: e.id for e in exercises for word in (e.id, e.name)}
     close = dict.fromkeys(names[word] for word in difflib.get_close_matches(name, names, n=3))
     told = f"Did you mean {' or '.join(close)}?" if close else "`learnvllm progress` lists all."

@@ -176,9 +176,9 @@ def _first_mistake(exercise: Exercise, topic: str) -> str | None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content with line ends as in git; nothing for a file that is not there."""
+    """A file's content with line ends as in git; nothing where there is none (a pipe would wait)."""
     try:
-        return path.read_bytes().replace(b"\r\n", b"\n")
+        return path.read_bytes().replace(b"\r\n", b"\n") if path.is_file() else b""
     except FileNotFoundError:
         return b""
 

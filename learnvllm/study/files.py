@@ -6,7 +6,9 @@ replaced a dated copy goes to `.learnvllm/backups/`.
 
 from __future__ import annotations
 
+import codecs
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -37,7 +39,9 @@ def shown(path: Path) -> str:
     """A path as a person wants to read it: relative to where they are, or to the checkout, if it is below."""
     for base in (Path.cwd(), ROOT):
         with suppress(ValueError):
-            return str(path.resolve().relative_to(base.resolve()))
+            return str(
+                Path(os.path.realpath(path)).relative_to(base.resolve())
+            )  # resolve() trips over a loop
     return str(path)
 
 
@@ -47,9 +51,15 @@ def now() -> datetime:
 
 
 def read_text(path: Path) -> str:
-    """Raises StudyError when the file cannot be read or is not UTF-8; FileNotFoundError is left as it is."""
+    """The text, with \\n at the end of lines and without a byte order mark.
+
+    Raises:
+        StudyError: the file cannot be read, is not UTF-8 or no file. FileNotFoundError is left as it is.
+    """
+    if path.exists() and not path.is_file():  # a pipe would let us wait for ever
+        raise StudyError(f"{shown(path)} is no regular file: move it away.")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise
     except UnicodeDecodeError as error:
@@ -61,12 +71,24 @@ def read_text(path: Path) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Replace the file's whole content in one step; whoever reads meanwhile sees the old or the new."""
+    _write(path, text.encode())
+
+
+def rewrite_text(path: Path, text: str) -> None:
+    """The same for a file that is the learner's: its line ends and its byte order mark stay as they are."""
+    old = path.read_bytes() if path.is_file() else b""
+    mark = codecs.BOM_UTF8 if old.startswith(codecs.BOM_UTF8) else b""
+    crlf = b"\r\n" in old
+    _write(path, mark + text.encode().replace(b"\n", b"\r\n" if crlf else b"\n"))
+
+
+def _write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         try:
-            with open(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with open(handle, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
@@ -81,15 +103,25 @@ def write_text(path: Path, text: str) -> None:
 
 
 def back_up(path: Path, label: str) -> Path:
-    """Copy a file to `.learnvllm/backups/<label>/`, under the time of day; returns the copy."""
+    """Copy a file, whatever is in it, to `.learnvllm/backups/<label>/` under the time; returns the copy.
+
+    What is no file (a folder, a pipe, a link to nothing) is moved there.
+    """
     folder = study_home() / "backups" / label
     stamp = now().strftime("%Y-%m-%dT%H-%M-%S")
     copy = folder / f"{stamp}{path.suffix}"
     number = 1
-    while copy.exists():  # twice in one second: both are kept
+    while os.path.lexists(copy):  # twice in one second: both are kept
         number += 1
         copy = folder / f"{stamp}-{number}{path.suffix}"
-    write_text(copy, read_text(path))
+    try:
+        if path.is_file():
+            _write(copy, path.read_bytes())
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, copy)
+    except OSError as error:
+        raise StudyError(f"{shown(path)} cannot be kept in {shown(folder)}: {error.strerror}.") from None
     return copy
 
 

@@ -97,6 +97,6 @@ def _take_report(events: Events, told: dict[str, Any]) -> None:
     if kind == "exited" and events.exited is None:
         events.exited = (told["name"], told["message"])
     outcome = {"exited": "failed", "skipped": "not_run"}.get(kind, kind)
-    message = told.get("message", "it was skipped" if kind == "skipped" else "")
+    message = told.get("message", "")
     result = Result(outcome, message, told.get("output", ""), told["seconds"])
     events.results.setdefault(told["name"].partition("[")[0], []).append(result)

@@ -108,6 +108,12 @@ class _Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
             failure: Any = dict(report.user_properties).get("learnvllm") or {}
+            if report.skipped and isinstance(report.longrepr, tuple):  # (file, line, "Skipped: why")
+                why = report.longrepr[2].removeprefix("Skipped").removeprefix(": ")
+                failure = {
+                    "kind": "skipped",
+                    "message": f"it was skipped: {why}" if why else "it was skipped",
+                }
             self._write(
                 "report",
                 name=report.nodeid.split("::", 1)[-1],

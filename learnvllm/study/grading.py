@@ -129,9 +129,10 @@ def grade(
     for package in ("pytest", "hypothesis"):
         if importlib.util.find_spec(package) is None:
             raise StudyError(f'Graders need {package}: pip install "learnvllm[study]", or `make setup`.')
-    path = (subject or exercise.path).resolve()
+    path = subject or exercise.path
     started = time.monotonic()
-    problem = problems.of_files(exercise, path) or problems.of_syntax(path)
+    problem = problems.before_run(exercise, path)
+    path = Path(os.path.realpath(path))
     if problem:
         return _report(exercise, path, started, problem=problem)
     with tempfile.TemporaryDirectory(prefix="learnvllm-grade-", ignore_cleanup_errors=True) as scratch:

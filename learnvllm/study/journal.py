@@ -107,7 +107,7 @@ def open_entry(state: DayState, progress: Progress) -> Entry:
         _parse(path, state.day.number, text)  # before anything is written
         new = _with_status(_with_facts(path, text, facts(state, progress)), state.status)
         if not path.exists() or new != text:
-            files.write_text(path, new)
+            files.rewrite_text(path, new)
     return _parse(path, state.day.number, new)
 
 

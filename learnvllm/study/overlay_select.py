@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from learnvllm.study.catalogue import find_exercise, load_exercises
+from learnvllm.study.catalogue import find_exercise, usable_exercises
 from learnvllm.study.exercise import Exercise, StudyError, file_hash, read_bytes
 from learnvllm.study.overlay_plan import Plan, check_conflicts, make_plan
 from learnvllm.study.progress import ExerciseRecord, load_progress
@@ -49,17 +49,30 @@ def select(words: Iterable[str]) -> Selection:
             "no exercise has passed as it is now, so there is no code of yours to run. `learnvllm next` says "
             "where to go on, `learnvllm check ID` grades; --mine ID runs one that has not passed."
         )
+    asked_for = {exercise.id for exercise in named} if ALL not in names else chosen.keys()
     for exercise in sorted(chosen.values(), key=lambda e: (e.day, e.order, e.name)):
-        plan = make_plan(exercise)
-        if plan.todo:
-            left = " and ".join(map(str, plan.todo))
-            raise StudyError(
-                f"{exercise.id} cannot run, as {left} is still TODO. Write it, then: "
-                f"learnvllm check {exercise.id}"
-            )
-        selection.plans.append(plan)
+        try:
+            selection.plans.append(_plan(exercise))
+        except StudyError as error:
+            if exercise.id in asked_for:
+                raise
+            selection.notes.append(f"{exercise.id} has passed and is left out all the same: {error}")
+    if not selection.plans:
+        raise StudyError(" ".join(selection.notes))
     check_conflicts(selection.plans)
     return selection
+
+
+def _plan(exercise: Exercise) -> Plan:
+    """Raises StudyError when the file cannot run in the engine."""
+    plan = make_plan(exercise)
+    if plan.todo:
+        left = " and ".join(map(str, plan.todo))
+        raise StudyError(
+            f"{exercise.id} cannot run, as {left} is still TODO. Write it, then: "
+            f"learnvllm check {exercise.id}"
+        )
+    return plan
 
 
 def _has_passed(exercise: Exercise, records: Mapping[str, ExerciseRecord]) -> bool:
@@ -78,7 +91,7 @@ def _find(name: str) -> Exercise:
 
 def _add_passed(chosen: dict[str, Exercise], selection: Selection) -> None:
     records = load_progress().exercises
-    for exercise in load_exercises():
+    for exercise in usable_exercises():
         record = records.get(exercise.id)
         if record is None or not record.passed_hash or exercise.id in chosen:
             continue
@@ -94,7 +107,7 @@ def _add_all(chosen: dict[str, Exercise], named: set[str]) -> None:
     from learnvllm.study.starters import render_starter  # late: parses with libcst
 
     records = load_progress().exercises
-    for exercise in load_exercises():
+    for exercise in usable_exercises():
         if exercise.id in named or read_bytes(exercise.path) in (b"", render_starter(exercise).encode()):
             continue
         if not _has_passed(exercise, records):

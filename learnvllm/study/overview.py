@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learnvllm.study import files
-from learnvllm.study.catalogue import DAYS, PAGES, Day, find_day, find_notebooks, load_exercises
+from learnvllm.study.catalogue import DAYS, PAGES, Day, find_day, find_notebooks, usable_exercises
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.journal import Entry, read_entry
 from learnvllm.study.progress import ExerciseRecord, Progress, load_progress, quiz_key
@@ -156,7 +156,7 @@ class Course:
 def course(progress: Progress | None = None) -> Course:
     """The state of everything. Raises StudyError for a broken progress.toml or exercise.toml."""
     progress = progress or load_progress()
-    exercises = load_exercises()
+    exercises = usable_exercises()
     days = tuple(_day_state(day, exercises, progress) for day in DAYS)
     known = {exercise.id for exercise in exercises}
     return Course(days, _site_items(days), tuple(name for name in progress.exercises if name not in known))
@@ -164,7 +164,7 @@ def course(progress: Progress | None = None) -> Course:
 
 def day_state(number: int, progress: Progress | None = None) -> DayState:
     """One day's state. Raises StudyError when there is no such day."""
-    return _day_state(find_day(number), load_exercises(), progress or load_progress())
+    return _day_state(find_day(number), usable_exercises(), progress or load_progress())
 
 
 def _day_state(day: Day, exercises: list[Exercise], progress: Progress) -> DayState:

@@ -6,6 +6,7 @@ Each function answers None when it has nothing to say.
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 
@@ -15,16 +16,56 @@ from learnvllm.study.exercise import Exercise
 from learnvllm.study.grader_events import Events
 from learnvllm.study.subject import SubjectError
 
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def before_run(exercise: Exercise, path: Path) -> str | None:
+    """What can be seen of the files themselves."""
+    if problem := of_files(exercise, path) or of_syntax(path) or of_targets(exercise, path):
+        return problem
+    if problem := of_syntax(exercise.test_path):
+        return f"{problem.rstrip('.')}. `git checkout -- {exercise.test_path}` brings back the original."
+    return None
+
 
 def of_files(exercise: Exercise, path: Path) -> str | None:
     root = exercise.folder.parent.parent
     for file in (path, exercise.test_path, root / "conftest.py", root / "pytest.ini"):
         if file.is_file():
             continue
+        way = f"`learnvllm reset {exercise.id}`" if file == exercise.path else f"`git checkout -- {file}`"
+        if os.path.lexists(file):
+            return f"{file.name} in {file.parent} is {_kind(file)}, no file. {way} brings back the original."
         others = sorted(other.name for other in exercise.folder.glob("*.py") if other != exercise.test_path)
         seen = f" (there is {', '.join(others)}: rename it back?)" if others and file == exercise.path else ""
-        way = f"`learnvllm reset {exercise.id}`" if file == exercise.path else f"`git checkout -- {file}`"
         return f"{file.name} is missing from {file.parent}{seen}. {way} brings back the original."
+    return None
+
+
+def _kind(path: Path) -> str:
+    if path.is_dir():
+        return "a folder"
+    if path.is_symlink() and not path.exists():
+        return f"a link to nothing ({os.readlink(path)})"
+    return "a pipe, a socket or a device"
+
+
+def of_targets(exercise: Exercise, path: Path) -> str | None:
+    """A target that is imported is the reference's: all would pass with nothing written."""
+    tree = ast.parse(path.read_bytes())
+    defined = {node.name for node in tree.body if isinstance(node, Definition)}
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "learnvllm"
+        for alias in node.names
+    }
+    for symbol in exercise.symbols:
+        if symbol not in defined and imported & {symbol, "*"}:
+            return (
+                f"{path.name} imports the reference's {symbol} instead of defining it. "
+                f"`learnvllm reset {exercise.id}` brings the starter back (yours is kept)."
+            )
     return None
 
 

@@ -6,6 +6,7 @@ changes and writes under a lock; a file that cannot be read is reported with its
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -125,6 +126,10 @@ class Progress:
                 said, _, where = str(error).partition(" - at `$")
                 field = re.split(r"[.`\[]", where.lstrip("."))[0]
                 raise self._error(f"{name}.{key}.{field}: {said}", key, field) from None
+            for field in kind.__struct_fields__:  # nan and inf are numbers to TOML, and none to JSON
+                number = getattr(records[key], field)
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise self._error(f"{name}.{key}.{field}: {number} is no number", key, field)
         return records
 
     def _error(self, said: str, table: str, field: str) -> StudyError:
@@ -229,11 +234,12 @@ def _was_written(report: GradeReport) -> bool:
     return report.problem is not None or any(test.outcome != "not_written" for test in report.tests)
 
 
-def record_hints(exercise_id: str, shown: int) -> None:
-    """That many of its hints were shown."""
+def record_hint(exercise: Exercise) -> int:
+    """One more of its hints is shown; returns how many are."""
     with changing_progress() as progress:
-        record = progress.of(exercise_id)
-        record.hints = max(record.hints, shown)
+        record = progress.of(exercise.id)
+        record.hints = max(record.hints, min(record.hints + 1, len(exercise.hints)))
+        return record.hints
 
 
 def record_giving_up(exercise_id: str) -> None:

@@ -6,7 +6,9 @@ evaluates. An answer is judged here, so that terminal and page cannot disagree.
 
 from __future__ import annotations
 
+import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,10 +176,7 @@ def read_given(question: Question, given: str) -> frozenset[int] | float:
     """
     text = given.strip()
     if question.type == "number":
-        try:
-            return float(text.replace("_", "").removesuffix(question.unit).replace(",", ""))
-        except ValueError:
-            raise StudyError(f"{text!r} is no number. Type one, like 57.") from None
+        return _read_number(text, question.unit)
     parts = [part for part in re.split(r"[\s,]+", text) if part]
     count = len(question.choices)
     if not parts or not all(part.isascii() and part.isdigit() and 1 <= int(part) <= count for part in parts):
@@ -186,6 +185,17 @@ def read_given(question: Question, given: str) -> frozenset[int] | float:
     if question.type == "choice" and len(chosen) > 1:
         raise StudyError("One of them is right. Type one number.")
     return chosen
+
+
+def _read_number(text: str, unit: str) -> float:
+    """1,500 is 1500; 1,5 might be meant as 1.5 and is asked about."""
+    digits = text.replace("_", "").removesuffix(unit).strip()
+    if "," in digits and not re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", digits):
+        raise StudyError(f"{text!r}: a comma parts thousands here (1,500). Type fractions with a point: 1.5.")
+    with suppress(ValueError):
+        if math.isfinite(number := float(digits.replace(",", ""))):
+            return number
+    raise StudyError(f"{text!r} is no number. Type one, like 57.")
 
 
 def judge(question: Question, value: frozenset[int] | float) -> Verdict:

@@ -8,6 +8,7 @@ backup before anything is written.
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.starters import render_starter
 
 UNCHANGED, REPLACED, MERGED, CONFLICT, NO_BASE = "unchanged", "replaced", "merged", "conflict", "no-base"
+FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,11 @@ class Update:
     exercise: Exercise
     outcome: str
     """`unchanged`; `replaced` by the new starter, as nothing was written in it yet; `merged`; `conflict` and
-    `no-base` leave the learner's file alone."""
+    `no-base` leave the learner's file alone, and so does `failed`: `problem` says why."""
     backup: Path | None = None
     proposal: Path | None = None
     """On a conflict: the merge with its conflict marks. Without a base: the new starter."""
+    problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -40,6 +43,7 @@ class Update:
             "file": str(self.exercise.path),
             "backup": self.backup and str(self.backup),
             "proposal": self.proposal and str(self.proposal),
+            "problem": self.problem,
         }
 
 
@@ -79,9 +83,17 @@ def update(exercise: Exercise) -> Update:
     backup = files.back_up(path, exercise.id)
     if conflicts or (_parses(mine) and not _parses(merged)):
         return Update(exercise, CONFLICT, backup, _propose(exercise, merged))
-    files.write_text(path, merged)
+    files.rewrite_text(path, merged)
     files.write_text(base_file, new)
     return Update(exercise, REPLACED if mine == base else MERGED, backup)
+
+
+def try_update(exercise: Exercise) -> Update:
+    """The same where others are to follow: one file that cannot be used does not stop them."""
+    try:
+        return update(exercise)
+    except StudyError as error:
+        return Update(exercise, FAILED, problem=str(error))
 
 
 def resolved(exercise: Exercise) -> None:
@@ -92,8 +104,8 @@ def resolved(exercise: Exercise) -> None:
 
 def reset(exercise: Exercise) -> Path | None:
     """Put the starter back; returns where the learner's file was copied to, None where there was none."""
-    backup = files.back_up(exercise.path, exercise.id) if exercise.path.exists() else None
     starter = render_starter(exercise)
+    backup = files.back_up(exercise.path, exercise.id) if os.path.lexists(exercise.path) else None
     files.write_text(exercise.path, starter)
     files.write_text(base_path(exercise), starter)
     return backup

@@ -9,7 +9,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from learnvllm.study import files, progress, update
-from learnvllm.study.catalogue import find_exercise, load_exercises
+from learnvllm.study.catalogue import find_exercise, usable_exercises
 from learnvllm.study.commands.check import next_exercise
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.terminal import console, print_json, print_markdown
@@ -46,9 +46,7 @@ def run_hint(args: argparse.Namespace) -> int:
 
 def take_hint(exercise: Exercise) -> int:
     """Record that one more hint is shown; returns how many are."""
-    count = min(progress.load_progress().of(exercise.id).hints + 1, len(exercise.hints))
-    progress.record_hints(exercise.id, count)
-    return count
+    return progress.record_hint(exercise)
 
 
 # -------------------------------------------------------------------------------------------------- solution
@@ -132,7 +130,7 @@ def configure_update(parser: argparse.ArgumentParser) -> None:
 
 
 def run_update(args: argparse.Namespace) -> int:
-    exercises = [find_exercise(args.exercise)] if args.exercise else load_exercises()
+    exercises = [find_exercise(args.exercise)] if args.exercise else usable_exercises()
     if args.resolved:
         if not args.exercise:
             raise StudyError("--resolved needs the exercise's ID.")
@@ -141,12 +139,13 @@ def run_update(args: argparse.Namespace) -> int:
             f"{exercises[0].id}: your file is taken as it is; later updates start from today's starter."
         )
         return 0
-    updates = [update.update(exercise) for exercise in exercises]
+    one_by_one = update.update if args.exercise else update.try_update
+    updates = [one_by_one(exercise) for exercise in exercises]
     if args.json:
         print_json({"updates": [done.to_json() for done in updates]})
     else:
         _show_updates(updates)
-    return int(any(done.outcome in (update.CONFLICT, update.NO_BASE) for done in updates))
+    return int(any(done.outcome in (update.CONFLICT, update.NO_BASE, update.FAILED) for done in updates))
 
 
 def _show_updates(updates: list[update.Update]) -> None:
@@ -162,6 +161,8 @@ def _lines_of(done: update.Update) -> list[str]:
     name, exercise = done.exercise.id, done.exercise
     backup = [f"  before: {files.shown(done.backup)}"] if done.backup else []
     settle = f"  then `learnvllm update {exercise.name} --resolved`"
+    if done.outcome == update.FAILED:
+        return [f"{name}: not updated. {done.problem}"]
     if done.outcome == update.MERGED:
         return [f"{name}: the new starter was merged into your code; check it again.", *backup]
     if done.outcome == update.REPLACED:

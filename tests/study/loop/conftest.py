@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from learnvllm import cli
-from learnvllm.study import grading, quiz
+from learnvllm.study import grading, progress, quiz
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.exercise import Exercise
 from learnvllm.study.grading import GradeReport, TestReport
@@ -50,6 +50,12 @@ def tiny(write_exercise: Callable[..., Path], tmp_path: Path, monkeypatch: pytes
     exercise = find_exercise("tiny")
     exercise.path.write_text(render_starter(exercise), "utf-8")
     return exercise
+
+
+def record_hints(exercise_id: str, shown: int) -> None:
+    """As if that many had been shown."""
+    with progress.changing_progress() as state:
+        state.of(exercise_id).hints = max(state.of(exercise_id).hints, shown)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from learnvllm.study import files, journal, measure, progress
 from learnvllm.study.checking import check
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.overview import day_state
-from tests.study.loop.conftest import Shell
+from tests.study.loop.conftest import Shell, record_hints
 
 GOOD = "---\nday: 1\ntitle: Architecture\ndate: 2026-01-31\nstatus: open  # so far\n---\n\nMine.\n"
 
@@ -40,7 +40,7 @@ def test_an_entry_is_made_with_its_sections(tiny: Exercise) -> None:
 
 def test_a_pass_is_written_into_it(tiny: Exercise, graded: dict[str, Any], home: Path) -> None:
     path = write(home, GOOD)
-    progress.record_hints(tiny.id, 2)
+    record_hints(tiny.id, 2)
     assert check(tiny).journal == path
     text = path.read_text()
     assert "\nMine.\n" in text

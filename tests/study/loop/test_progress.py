@@ -16,6 +16,7 @@ from learnvllm.study import files, progress, toml_text
 from learnvllm.study.checking import check
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.overview import course
+from tests.study.loop.conftest import record_hints
 
 
 def write(home: Path, text: str | bytes) -> Path:
@@ -65,7 +66,7 @@ def test_a_grader_that_broke_gives_no_points(tiny: Exercise, graded: dict[str, A
 
 def test_reset_opens_an_exercise_and_keeps_its_history(tiny: Exercise, graded: dict[str, Any]) -> None:
     check(tiny)
-    progress.record_hints(tiny.id, 2)
+    record_hints(tiny.id, 2)
     progress.record_giving_up(tiny.id)
     progress.record_reset(tiny.id)
     record = progress.load_progress().of(tiny.id)
@@ -138,7 +139,7 @@ def test_a_file_that_cannot_be_used_is_told_by_its_line_and_left_alone(
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     for change in (
-        lambda: progress.record_hints("x", 1),
+        lambda: record_hints("x", 1),
         lambda: progress.record_giving_up("x"),
         lambda: progress.record_reset("x"),
         lambda: progress.record_answer(1, "q", right=True, given="1"),
@@ -154,7 +155,7 @@ def test_a_file_that_cannot_be_used_is_told_by_its_line_and_left_alone(
 
 def test_two_at_once_lose_nothing(home: Path) -> None:
     def record(number: int) -> None:
-        progress.record_hints(f"day.exercise{number % 5}", number)
+        record_hints(f"day.exercise{number % 5}", number)
         progress.record_answer(number % 3 + 1, f"q{number}", right=True, given=str(number))
 
     with ThreadPoolExecutor(8) as pool:
@@ -167,7 +168,7 @@ def test_two_at_once_lose_nothing(home: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_old_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress.record_hints("x.y", 1)
+    record_hints("x.y", 1)
     before = progress.progress_path().read_bytes()
 
     def full(*_: Any) -> None:
@@ -175,13 +176,13 @@ def test_a_write_that_fails_leaves_the_old_file(home: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(StudyError, match="No space left"):
-        progress.record_hints("x.y", 2)
+        record_hints("x.y", 2)
     assert progress.progress_path().read_bytes() == before
     assert sorted(path.name for path in home.iterdir()) == ["progress.toml", "progress.toml.lock"]
 
 
 def test_an_exception_between_reading_and_writing_changes_nothing(home: Path) -> None:
-    progress.record_hints("x.y", 1)
+    record_hints("x.y", 1)
     before = progress.progress_path().read_bytes()
 
     def interrupted() -> None:
@@ -192,7 +193,7 @@ def test_an_exception_between_reading_and_writing_changes_nothing(home: Path) ->
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert progress.progress_path().read_bytes() == before
-    progress.record_hints("x.y", 3)  # the lock is free again
+    record_hints("x.y", 3)  # the lock is free again
 
 
 def test_a_person_can_read_it(tiny: Exercise, graded: dict[str, Any]) -> None:
