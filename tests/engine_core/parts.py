@@ -113,7 +113,7 @@ class ScriptedExecutor(Executor):
         self.gate = threading.Event()
         self.gate.set()
         self.started = threading.Semaphore(0)
-        self.fail_with: Exception | None = None
+        self.fail_with: BaseException | None = None
         self.num_steps = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scripted-worker")
 
@@ -140,6 +140,9 @@ class ScriptedExecutor(Executor):
 
     def rpc_fail_next_step(self, message: str, as_client_error: bool = False) -> None:
         self.fail_with = ConfigError(message) if as_client_error else RuntimeError(message)
+
+    def rpc_exit_in_next_step(self) -> None:
+        self.fail_with = SystemExit(3)
 
     def rpc_an_object(self) -> object:
         return object()

@@ -344,6 +344,21 @@ def test_a_client_error_from_a_step_is_logged_as_any_other() -> None:
     assert "ConfigError: from a step" in result.stderr
 
 
+def test_a_step_that_leaves_the_process_is_logged_as_any_other() -> None:
+    """sys.exit in a learner's method: the process would end without a word."""
+    fail, leave = '"fail_next_step", ["from a step", True]', '"exit_in_next_step"'
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(rest=STEP_FAILS.replace(fail, leave))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    assert result.stdout.splitlines()[-1] == "1"
+    assert "The engine cannot go on." in result.stderr
+    assert "A step called sys.exit(3)." in result.stderr
+
+
 def start_script(rest: str) -> tuple[subprocess.Popen, int]:
     code = SCRIPT.format(rest=textwrap.dedent(rest))
     process = subprocess.Popen(

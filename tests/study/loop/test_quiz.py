@@ -138,6 +138,14 @@ def test_a_number_may_be_written_in_many_ways(given: str) -> None:
     assert not quiz.judge(question, quiz.read_given(question, "56")).right
 
 
+@pytest.mark.parametrize("given", ["5,7", "57,0", ",57", "nan", "inf", "1,57"])
+def test_a_number_that_may_mean_two_things_is_asked_about(given: str) -> None:
+    question = quiz.parse_quiz(QUIZ, "day04.yml", 4).questions[2]
+    with pytest.raises(StudyError, match=r"1\.5|no number"):
+        quiz.read_given(question, given)
+    assert quiz.read_given(question, "1,057") == 1057
+
+
 # ------------------------------------------------------------------------------------- the quizzes there are
 
 QUIZZES = sorted(int(path.stem.removeprefix("day")) for path in (ROOT / "quizzes").glob("day*.yml"))
