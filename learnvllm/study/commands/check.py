@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import threading
 import time
 from contextlib import suppress
 
@@ -45,7 +46,7 @@ def _seconds(text: str) -> float:
     """A time limit: without an end (inf) it would be none."""
     with suppress(ValueError):
         if 0 < float(text) < math.inf:
-            return float(text)
+            return min(float(text), threading.TIMEOUT_MAX)
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
 
 

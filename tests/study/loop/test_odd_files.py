@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from learnvllm.study import files, journal
 from learnvllm.study.catalogue import load_exercises
 from learnvllm.study.exercise import Exercise, StudyError, file_hash
 from learnvllm.study.overlay_select import select
-from learnvllm.study.progress import load_progress
+from learnvllm.study.progress import changing_progress, load_progress, record_hint
 from learnvllm.study.starters import render_starter
 from tests.study.loop.conftest import Shell
 
@@ -148,6 +149,20 @@ def test_a_time_limit_is_a_number_above_0(limit: str, shell: Shell) -> None:
     with pytest.raises(SystemExit):
         shell(f"check --timeout={limit}")
     assert "is no number of seconds above 0" in shell.capsys.readouterr().err
+
+
+def test_a_time_limit_of_ages_is_one(tiny: Exercise, shell: Shell) -> None:
+    tiny.path.write_text(MINE)
+    assert shell("check tiny --timeout 1e300") == 0, shell.out
+
+
+def test_two_who_ask_for_a_hint_get_two(tiny: Exercise) -> None:
+    """The second waits for the lock before it counts."""
+    with ThreadPoolExecutor(1) as pool:
+        with changing_progress() as state:
+            second = pool.submit(record_hint, tiny)
+            state.of(tiny.id).hints = 1
+        assert second.result(30) == 2
 
 
 def test_a_journal_keeps_its_line_ends_and_mark(tiny: Exercise, home: Path) -> None:
