@@ -46,9 +46,13 @@ def site_tree(with_log: bool = False) -> dict[str, str]:
     for name, target in translated.items():
         tree[target] = page_text(translation.translated_source(name), target)
     for name, make in reference.PAGES.items():
-        tree[name] = make()
+        tree[name] = FIRST_IN_SEARCH + make()
     tree |= _notebooks()
     return tree | (log.log_pages() if with_log else {})
+
+
+FIRST_IN_SEARCH = "---\nsearch:\n  boost: 4\n---\n\n"
+"""Who types the name of a setting wants its line in the reference before the pages that mention it."""
 
 
 def page_text(text: str, name: str, translated: str | None = None) -> str:
