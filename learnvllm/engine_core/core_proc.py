@@ -97,7 +97,7 @@ class EngineCoreProc:
                     self._output_queue.put(client_outputs)
         except BaseException as error:
             self._output_queue.put(ENGINE_CORE_DEAD)
-            if isinstance(error, SystemExit):  # would end the process without a word
+            if type(error) is SystemExit:  # what sys.exit raises would end the process without a word
                 raise ServerError(f"A step called sys.exit({error.code!r}).") from error
             raise
         finally:

@@ -20,6 +20,10 @@ class ShadowDivergence(ServerError):
     """The learner's code and the reference have decided differently; the report has been printed."""
 
 
+class _SaidAll(SystemExit):
+    """Ends the process; unlike sys.exit's own, the engine does not log it."""
+
+
 def watch(engine_core: type, plans: list[Plan]) -> None:
     """Every core made from now on has its scheduler shadowed, where `plans` decide; it ends in good order."""
     cls: Any = engine_core
@@ -64,5 +68,5 @@ def _tell_clients(scheduler: Any, message: str) -> dict[int, EngineCoreOutputs]:
 
 def _stop(error: ShadowDivergence) -> None:
     if parent_process() is not None:  # a process of its own: all has been said, a traceback would hide it
-        raise SystemExit(1)
+        raise _SaidAll(1)
     raise error

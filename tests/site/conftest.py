@@ -91,7 +91,7 @@ def site_url(built_site: Path) -> Iterator[str]:
         thread.join()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, its event loop runs, and nobody else can use asyncio.run
 def browser() -> Iterator[Any]:
     """Headless Chromium that can reach no name and no other machine."""
     if CHROMIUM is None:

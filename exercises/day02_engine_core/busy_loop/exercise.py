@@ -71,8 +71,10 @@ class EngineCoreProc:
                 outputs, _ = self.core.step()
                 for client_outputs in outputs.values():
                     self._output_queue.put(client_outputs)
-        except BaseException:
+        except BaseException as error:
             self._output_queue.put(ENGINE_CORE_DEAD)
+            if type(error) is SystemExit:  # what sys.exit raises would end the process without a word
+                raise ServerError(f"A step called sys.exit({error.code!r}).") from error
             raise
         finally:
             self._output_queue.put(None)

@@ -40,6 +40,8 @@ class Scenario:
         from dataclasses import replace
 
         usual = {"max_num_batched_tokens": 32, "max_num_seqs": 8, "prefill_tokens_per_decode": 1}
+        if not self.options.get("enable_chunked_prefill", True):
+            usual["prefill_tokens_per_decode"] = 0
         config = toy_config(
             num_blocks=24 + 16 * len(self.windows),
             block_size=BLOCK_SIZE,
