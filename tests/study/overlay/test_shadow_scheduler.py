@@ -89,7 +89,12 @@ UNSEEN: dict[str, set[str]] = {
     },
     "segmented_eviction": {
         "reused at the very front",
+        "bound off by one",
+        "demoted but still reused",
+        "demoted to the front",
+        "no bound",
     },
+    "token_budget": {"share-takes-what-decodes-need"},
 }
 """Wrong versions that decide as the reference does in this traffic: slower ones, and those that only misuse
 or a rarer configuration shows."""
