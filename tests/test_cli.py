@@ -231,6 +231,17 @@ def test_a_missing_extra_is_named(
     assert "pip install httpx" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["check", "nope"], ["day", "9"], ["next"]])
+def test_a_package_missing_when_flags_are_read_is_named_too(command: list[str]) -> None:
+    """After `make serve` alone there is none of the companion's packages."""
+    code = "import sys; sys.modules.update(dict.fromkeys(('libcst', 'jupytext', 'textual', 'yaml')))\n"
+    code += f"from learnvllm import cli; sys.exit(cli.main({command}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "make setup" in done.stderr or "no exercise" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_ctrl_c_anywhere_is_130_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,24 +106,24 @@ def _run(arguments: list[str]) -> int:
     from learnvllm.architecture.errors import LearnVLLMError
 
     strange = next((argument for argument in arguments if not _is_text(argument)), None)
+    command = _command(arguments)
+    name = f"learnvllm {command}" if command in COMMANDS else "learnvllm"
     if strange is not None:
-        command = _command(arguments)
-        name = f"learnvllm {command}" if command in COMMANDS else "learnvllm"
         print(f"{name}: {strange!a} is not valid UTF-8.", file=sys.stderr)
-        return USAGE_ERROR
-    parser = _make_parser(arguments)
-    args = parser.parse_args(arguments)
-    if args.command is None:
-        parser.print_help()
         return USAGE_ERROR
     level = ""
     try:
+        parser = _make_parser(arguments)
+        args = parser.parse_args(arguments)
+        if args.command is None:
+            parser.print_help()
+            return USAGE_ERROR
         level = _set_up_logging(args)
         return _function("run", args.command)(args)
     except LearnVLLMError as error:
         if level == "DEBUG":
             raise
-        print(f"learnvllm {args.command}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except ModuleNotFoundError as error:
         extra = _OPTIONAL_PACKAGES.get(error.name or "")
@@ -131,8 +131,9 @@ def _run(arguments: list[str]) -> int:
             raise
         # Of the companion's packages more than one will be missing: all, in the versions that were tested.
         what = '-c constraints.txt -e ".[study]"' if extra == "study" else error.name
-        advice = f"the package {error.name} is missing. Install it: python -m pip install {what}"
-        print(f"learnvllm {args.command}: {advice}", file=sys.stderr)
+        how = "make setup, or " if extra == "study" else ""
+        advice = f"the package {error.name} is missing. Install it: {how}python -m pip install {what}"
+        print(f"{name}: {advice}", file=sys.stderr)
         return USAGE_ERROR
 
 

@@ -88,8 +88,6 @@ def step_plot(
     events: Iterable[StepEvent], budget: int | None = None, names: Mapping[str, str] | None = None
 ) -> Figure:
     """Tokens of each step, stacked by request, below the budget's line. Shown as the last value of a cell."""
-    from matplotlib import pyplot
-
     steps = list(events)
     order = list(dict.fromkeys(entry.req_id for event in steps for entry in event.scheduled))
     fig, ax = figure()
@@ -107,7 +105,6 @@ def step_plot(
     ax.set_ylabel("tokens computed")
     if len(order) <= len(COLORS):
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    pyplot.close(fig)  # or the notebook would show it once more, at the cell's end
     return fig
 
 
@@ -155,6 +152,27 @@ def use_style() -> None:
     )
     parameters: Any = matplotlib.rcParams  # its type lists every name there is
     parameters.update(style)
+    _show_once()
+
+
+def _show_once() -> None:
+    """A figure that a cell ends in is closed as it is shown: what is open then, the notebook shows again."""
+    from IPython import get_ipython
+    from matplotlib import pyplot
+    from matplotlib.figure import Figure
+
+    shell = get_ipython()
+    if shell is None:  # imported by a test, not by a notebook
+        return
+    formatter = shell.display_formatter.formatters["image/svg+xml"]
+    draw = formatter.for_type(Figure)
+
+    def draw_and_close(fig: Figure) -> Any:
+        drawing = draw(fig)
+        pyplot.close(fig)
+        return drawing
+
+    formatter.for_type(Figure, draw_and_close)
 
 
 # ------------------------------------------------------------------------------------------------- cells

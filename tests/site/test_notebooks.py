@@ -50,6 +50,17 @@ def test_a_cell_that_raises_is_named_with_its_line_and_traceback(tmp_path: Path)
     assert not list((tmp_path / "cache").glob("*.ipynb")) if (tmp_path / "cache").exists() else True
 
 
+def test_a_figure_is_shown_once_whatever_the_cell_ends_in(tmp_path: Path) -> None:
+    plot = "fig, ax = figure()\nax.plot([1, 2])\n"
+    path = write(tmp_path, "from learnvllm.study.show import figure", plot + "fig", plot + "print()", plot)
+    shown = [
+        sum("image/svg+xml" in output.get("data", {}) for output in cell.outputs)
+        for cell in notebooks.execute(path).cells
+        if cell.cell_type == "code"
+    ]
+    assert shown == [0, 1, 1, 1]
+
+
 def test_a_cell_that_is_tagged_may_raise(tmp_path: Path) -> None:
     path = write(tmp_path, "pass")
     path.write_text(path.read_text("utf-8") + '# %% tags=["raises-exception"]\n1 / 0\n', "utf-8")
