@@ -55,6 +55,7 @@ format:  ## Put the code into the house's format
 
 site:  ## Build the pages into site/, running the notebooks that have changed
 	@$(SETUP) --extras study --model
+	@echo "A first build takes minutes, as it runs all notebooks; they run again when they or learnvllm/ change."
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo "Open site/index.html; searching needs a server: $(RUN) -m http.server -d site 8080, then http://127.0.0.1:8080"
 
