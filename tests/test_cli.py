@@ -212,6 +212,29 @@ def test_a_wrong_flag_names_the_command_and_not_its_usage(
     assert name in ("learnvllm", f"learnvllm {arguments[0]}", f"learnvllm {arguments[0]} {arguments[1]}")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "serve --prot 8123",
+            "learnvllm serve: --prot (did you mean --port?)",
+        ),
+        ("check --wach", "learnvllm check: --wach (did you mean --watch?)"),
+        (
+            "bench latency --batch-sise=3",
+            "learnvllm bench latency: --batch-sise=3 (did you mean --batch-size?)",
+        ),
+        ("env --zzz", "learnvllm env: --zzz"),
+    ],
+)
+def test_a_wrong_flag_comes_with_the_right_one(line: str, message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(line.split())
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith(f"usage: {message.partition(':')[0]} ")
+    assert error == message.replace(": ", ": error: unrecognized arguments: ", 1)
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARNVLLM_LOG_LEVEL", "DEBUG")
     with pytest.raises(Exception, match="temperature"):
@@ -231,15 +254,28 @@ def test_a_missing_extra_is_named(
     assert "pip install httpx" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["check", "nope"], ["day", "9"], ["next"]])
-def test_a_package_missing_when_flags_are_read_is_named_too(command: list[str]) -> None:
+LEARN_LINES = [
+    *("check nope", "check free_queue", "hint", "solution free_queue", "reset free_queue", "update"),
+    *("day 9", "next", "progress", "quiz 1", "journal 1", "notebook 1", "dev check"),
+]
+
+
+def test_every_command_of_the_learners_names_a_package_that_is_missing(tmp_path: Path) -> None:
     """After `make serve` alone there is none of the companion's packages."""
-    code = "import sys; sys.modules.update(dict.fromkeys(('libcst', 'jupytext', 'textual', 'yaml')))\n"
-    code += f"from learnvllm import cli; sys.exit(cli.main({command}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "make setup" in done.stderr or "no exercise" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
+    code = f"""
+import sys
+from learnvllm import cli
+sys.modules.update(dict.fromkeys({cli._STUDY_PACKAGES}))
+for line in {LEARN_LINES}:
+    print(line, file=sys.stderr)
+    assert cli.main(line.split()) in (0, 1, 2)
+"""
+    environ = {**os.environ, "LEARNVLLM_STUDY_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    said = dict(zip(lines := done.stderr.splitlines(), [*lines[1:], ""]))
+    for line in LEARN_LINES:
+        assert "is missing. Install it: make setup, or python -m pip install -c constraints.txt" in said[line]
 
 
 def test_ctrl_c_anywhere_is_130_without_a_traceback(

@@ -11,18 +11,22 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from learnvllm import __version__
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_STUDY_PACKAGES = ("yaml", "libcst", "textual", "jupytext", "nbformat", "nbclient", "jupyter_client",
+                   "markdown", "latex2mathml", "matplotlib", "pytest", "hypothesis")  # fmt: skip
 _OPTIONAL_PACKAGES = {
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "rich", "prompt_toolkit", "httpx"), "serve"),
-    **dict.fromkeys(("yaml", "libcst", "textual", "jupytext", "nbformat", "pytest", "hypothesis"), "study"),
+    **dict.fromkeys(_STUDY_PACKAGES, "study"),
 }
 """Packages that only some commands need, and the extra of pyproject.toml that brings them."""
 
@@ -156,9 +160,30 @@ def _function(verb: str, command: str) -> Callable[..., int]:
     return function
 
 
+class _Parser(argparse.ArgumentParser):
+    """A flag that there is not is an error of the command it was given to, and names the one that was meant.
+
+    argparse hands what it does not know up to the first parser, which knows none of the command's flags.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        return parsed, unknown
+
+    def _meant(self, unknown: list[str]) -> str:
+        import difflib
+
+        flags = dict.fromkeys(re.findall(r"--[a-z][a-z0-9-]*", self.format_help()))
+        wrong = (word.partition("=")[0] for word in unknown if word.startswith("--"))
+        meant = [flag for word in wrong for flag in difflib.get_close_matches(word, flags, n=1)]
+        return f" (did you mean {' '.join(meant)}?)" if meant else ""
+
+
 def _make_parser(arguments: list[str]) -> argparse.ArgumentParser:
     """All commands by name, but only the flags of the one that is asked for."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="learnvllm",
         usage="learnvllm [-h] [-v] COMMAND ...",
         description="How vLLM works, taught by a small vLLM that serves a real model.",

@@ -6,6 +6,7 @@ the line of the learner's own file.
 
 from __future__ import annotations
 
+import ast
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,18 @@ def explain(error: BaseException, subject: Path) -> TestFailure:
             code = "" if leaf.code is None else repr(leaf.code)
             return TestFailure("exited", f"sys.exit({code}) was called{_where(leaf, subject)}")
     return TestFailure("failed", cut("\n".join(_told(leaf, subject) for leaf in errors)))
+
+
+def todo_members(tree: ast.AST) -> list[str]:
+    """What a starter left out and is not written yet: its NotImplementedError("TODO: …") is still there."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Raise(
+                exc=ast.Call(func=ast.Name("NotImplementedError"), args=[ast.Constant(str(text))])
+            ) if text.startswith(NOT_WRITTEN):
+                found.append((node.lineno, text.removeprefix(NOT_WRITTEN)))
+    return [name for _, name in sorted(found)]
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -6,6 +6,7 @@ at all: the report names each of these, and none reaches whoever asked. As JSON 
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 from learnvllm.study import bounded_process, problems, proof
 from learnvllm.study.bounded_process import Ending
 from learnvllm.study.exercise import Exercise, StudyError, file_hash
-from learnvllm.study.failures import cut
+from learnvllm.study.failures import cut, todo_members
 from learnvllm.study.grader_events import Events, last_line, read_events
 
 EXERCISM = {
@@ -70,14 +71,10 @@ class GradeReport:
     subject_hash: str
     notes: tuple[str, ...] = ()
     """Worth knowing, though nothing is wrong with the result."""
+    not_written: tuple[str, ...] = ()
+    """The members that are still TODO, whether or not a test came as far as them."""
     output: str = field(default="", repr=False)
     """The end of what the process itself printed: useful when it ended before its time."""
-
-    @property
-    def not_written(self) -> tuple[str, ...]:
-        """The members that a test met and that are still TODO."""
-        told = (t.message.removeprefix("not written yet: ") for t in self.tests if t.outcome == "not_written")
-        return tuple(dict.fromkeys(told))
 
     def to_json(self) -> dict[str, Any]:
         """exercism's results.json (version 3), with what we know besides."""
@@ -172,8 +169,17 @@ def _report(
         seconds=time.monotonic() - started,
         subject_hash=file_hash(path),
         notes=(note,) if note else (),
+        not_written=_still_todo(path),
         output=output,
     )
+
+
+def _still_todo(path: Path) -> tuple[str, ...]:
+    try:
+        # A pipe, say, would be waited for.
+        return tuple(todo_members(ast.parse(path.read_bytes()))) if path.is_file() else ()
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # `problem` says what is wrong
+        return ()
 
 
 def _command(exercise: Exercise, events: Path, stack_after: float) -> list[str]:

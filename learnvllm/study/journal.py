@@ -218,10 +218,7 @@ def _benchmark_lines(state: DayState, progress: Progress) -> list[str]:
     lines = []
     for workload, benchmark in progress.benchmarks.items():
         if benchmark.change is not None and ours & set(benchmark.parts):
-            lines.append(
-                f"Measured, {workload}: {benchmark.what} {benchmark.mine:.4g} {benchmark.unit} with your "
-                f"code, {benchmark.reference:.4g} with the reference ({benchmark.change:+.1%})."
-            )
+            lines.append(f"Measured, {workload}: {benchmark.told()}")
     return lines
 
 

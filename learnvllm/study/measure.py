@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 
 from learnvllm.study.exercise import StudyError
@@ -19,8 +20,8 @@ from learnvllm.study.overlay_bench import UNIT, WHAT
 from learnvllm.study.overview import DayState
 from learnvllm.study.progress import Benchmark, record_benchmark
 
-FLAGS = ("--num-prompts", "16", "--input-len", "64", "--output-len", "32")
-WORKLOAD = "throughput, 16 prompts, 64 tokens in, 32 out"
+FLAGS = ("--num-prompts", "8", "--input-len", "64", "--output-len", "32")
+WORKLOAD = "throughput, 8 prompts, 64 tokens in, 32 out"
 ROUNDS = 3
 
 
@@ -28,7 +29,7 @@ def measure(day: DayState, say: Callable[[str], None]) -> Benchmark:
     """Measure the day's exercises that have passed, and record both figures.
 
     Args:
-        say: called before each run, for a progress display.
+        say: told how far it is and how long the rest will take, and in the end the result.
 
     Raises:
         StudyError: none has passed, or the benchmark failed.
@@ -40,13 +41,23 @@ def measure(day: DayState, say: Callable[[str], None]) -> Benchmark:
         )
     reference: list[float] = []
     mine: list[float] = []
-    for number in range(ROUNDS):
-        for name, figures, chosen in (("the reference", reference, []), ("your code", mine, parts)):
-            say(f"round {number + 1} of {ROUNDS}: {name}")
-            figures.append(run_benchmark(chosen))
+    turns = [("the reference", reference, []), ("your code", mine, parts)] * ROUNDS
+    say(f"{len(turns)} runs, the reference and your code in turns; how long they take, the first will tell.")
+    begun = time.monotonic()
+    for done, (name, figures, chosen) in enumerate(turns):
+        spent = time.monotonic() - begun
+        left = f", about {_told(spent / done * (len(turns) - done))} left" if done else ""
+        say(f"run {done + 1} of {len(turns)}: {name}{left}")
+        figures.append(run_benchmark(chosen))
     workload = f"day {day.day.number}, {WORKLOAD}"
     record_benchmark(workload, statistics.median(reference), what=WHAT, unit=UNIT)
-    return record_benchmark(workload, statistics.median(mine), what=WHAT, unit=UNIT, parts=parts)
+    measured = record_benchmark(workload, statistics.median(mine), what=WHAT, unit=UNIT, parts=parts)
+    say(measured.told())
+    return measured
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def run_benchmark(parts: Sequence[str]) -> float:

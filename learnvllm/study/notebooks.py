@@ -7,6 +7,7 @@ hash of the notebook, the package's sources and constraints.txt: change any of t
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -27,6 +28,8 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from learnvllm.architecture import envs
 from learnvllm.architecture.errors import LearnVLLMError
 from learnvllm.study.files import ROOT
+
+logger = logging.getLogger(__name__)
 
 CELL_TIMEOUT_S = 240.0
 """Far more than a cell may take (a whole notebook: 60 s), for machines that do something else meanwhile."""
@@ -63,6 +66,7 @@ def run(path: Path, cache_dir: Path | None = None, cell_timeout_s: float = CELL_
     kept = folder / f"{name}-{cache_key(path)}.ipynb"
     if kept.exists():
         return nbformat.read(kept, as_version=4)
+    logger.info("Running notebook %s", name)
     notebook = execute(path, cell_timeout_s)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", encoding="utf-8", delete=False) as part:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import learnvllm
 from learnvllm.study.exercise import Exercise, StudyError, read_bytes
+from learnvllm.study.failures import todo_members
 from learnvllm.study.subject import describe
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -65,7 +66,7 @@ def make_plan(exercise: Exercise) -> Plan:
                 f"`learnvllm reset {exercise.id}` brings the starter back (yours is kept)."
             )
         parts |= _parts(exercise, symbol, node, theirs[symbol])
-    todo = tuple(part for part, (node, _) in parts.items() if _has_todo(node))
+    todo = tuple(part for part, (node, _) in parts.items() if todo_members(node))
     return Plan(exercise, tuple(parts), todo, tuple(code for _, code in parts.values()))
 
 
@@ -176,14 +177,3 @@ def _assigned(line: ast.stmt) -> Iterator[str]:
 def _code(nodes: Iterable[ast.stmt] | None) -> str:
     """The syntax tree as text."""
     return "\n".join(map(ast.dump, nodes or ()))
-
-
-def _has_todo(node: Definition) -> bool:
-    """Whether a starter's `raise NotImplementedError("TODO: …")` is left in it."""
-    for inner in ast.walk(node):
-        match inner:
-            case ast.Raise(
-                exc=ast.Call(func=ast.Name("NotImplementedError"), args=[ast.Constant(str(text))])
-            ) if text.startswith("TODO"):
-                return True
-    return False

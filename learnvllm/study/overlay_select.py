@@ -67,9 +67,11 @@ def _plan(exercise: Exercise) -> Plan:
     """Raises StudyError when the file cannot run in the engine."""
     plan = make_plan(exercise)
     if plan.todo:
-        left = " and ".join(map(str, plan.todo))
+        left = [str(part) for part in plan.todo]
+        those = ", ".join(left[:-1]) + " and " + left[-1] if left[1:] else left[0]
+        are, them = ("are", "them") if left[1:] else ("is", "it")
         raise StudyError(
-            f"{exercise.id} cannot run, as {left} is still TODO. Write it, then: "
+            f"{exercise.id} cannot run, as {those} {are} still TODO. Write {them}, then: "
             f"learnvllm check {exercise.id}"
         )
     return plan

@@ -84,6 +84,15 @@ class Benchmark(msgspec.Struct, omit_defaults=True):
             return None
         return self.mine / self.reference - 1
 
+    def told(self) -> str:
+        """In a sentence, once both are measured."""
+        if self.mine is None or self.reference is None or self.change is None:
+            return f"{self.what}: not measured on both sides yet."
+        return (
+            f"{self.what} {self.mine:.4g} {self.unit} with your code, "
+            f"{self.reference:.4g} with the reference ({self.change:+.1%})."
+        )
+
 
 class Progress:
     """progress.toml: typed views of what we know, and the document with what we do not."""

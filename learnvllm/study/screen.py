@@ -39,7 +39,8 @@ class StudyApp(App[None]):
 
     TITLE = "learnvllm"
     CSS = """
-    #days { width: 46; border-right: solid $primary; }
+    #days { width: 40%; max-width: 46; border-right: solid $primary; }
+    #tabs { width: 1fr; height: 1fr; }
     #standing { height: 1; padding: 0 1; background: $boost; }
     TabPane { padding: 0 1; }
     """

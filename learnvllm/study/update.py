@@ -103,9 +103,11 @@ def resolved(exercise: Exercise) -> None:
 
 
 def reset(exercise: Exercise) -> Path | None:
-    """Put the starter back; returns where the learner's file was copied to, None where there was none."""
+    """Put the starter back; returns where the learner's file was copied to, None where nothing was theirs."""
     starter = render_starter(exercise)
-    backup = files.back_up(exercise.path, exercise.id) if os.path.lexists(exercise.path) else None
+    path = exercise.path
+    untouched = not os.path.lexists(path) or (path.is_file() and path.read_bytes() == starter.encode())
+    backup = None if untouched else files.back_up(path, exercise.id)
     files.write_text(exercise.path, starter)
     files.write_text(base_path(exercise), starter)
     return backup

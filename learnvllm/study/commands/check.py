@@ -30,7 +30,11 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
     add(
         "exercise", nargs="?", metavar="ID", help="An exercise, or the end of its id; left out: the next one."
     )
-    add("--watch", action="store_true", help="Check again whenever the file is saved; Ctrl-C ends it.")
+    add(
+        "--watch",
+        action="store_true",
+        help="Check again whenever the file is saved; without an ID, go on after a pass. Ctrl-C ends it.",
+    )
     add("--verbose", action="store_true", help="Every message in full, and all that the code printed.")
     add(
         "--timeout",
@@ -140,7 +144,7 @@ def show_report(out: Console, checked: Checked, *, verbose: bool = False) -> Non
         _show_output(out, test, verbose, good)
     if report.problem:
         out.print(Text(report.problem, style="bad"), soft_wrap=True)
-    if report.not_written:
+    if report.not_written and not report.passed:
         out.print(f"\nNot written yet: {escape(', '.join(report.not_written))}")
     for note in (*report.notes, *checked.problems):
         out.print(Text(f"Note: {note}"), soft_wrap=True)

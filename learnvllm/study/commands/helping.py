@@ -105,16 +105,20 @@ def configure_reset(parser: argparse.ArgumentParser) -> None:
 
 def run_reset(args: argparse.Namespace) -> int:
     exercise = find_exercise(args.exercise)
-    progress.load_progress()  # a state file that cannot be used is found before anything is written
+    # Read first: a state file that cannot be used is found before anything is written.
+    had_passed = progress.load_progress().of(exercise.id).passed is not None
     backup = update.reset(exercise)
     progress.record_reset(exercise.id)
     if args.json:
         print_json({"id": exercise.id, "file": str(exercise.path), "backup": backup and str(backup)})
         return 0
     out = console()
-    out.print(f"{files.shown(exercise.path)} is the starter again.", soft_wrap=True)
+    again = "is the starter again" if backup else "is the starter"
+    out.print(f"{files.shown(exercise.path)} {again}.", soft_wrap=True)
     if backup:
         out.print(f"What it was before: {files.shown(backup)}", soft_wrap=True)
+    if had_passed:
+        out.print("That it had passed no longer counts: the next check decides.")
     return 0
 
 

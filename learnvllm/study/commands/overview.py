@@ -158,6 +158,13 @@ def run_next(args: argparse.Namespace) -> int:
     work = f"{exercise.level}, {minutes(exercise.minutes)}, {exercise.points} points"
     out.print(f"[head]{escape(exercise.title)}[/] [faint](day {exercise.day}, {exercise.id}, {work})[/]")
     print_markdown(out, exercise.summary)
+    later = [day.day.number for day in state.days if day.day.number > exercise.day and day.passed]
+    if later:
+        out.print(
+            f"You have passed some of day {later[0]} already; next is always the first, in the order of the "
+            f"days, that has not passed. For that day: [cmd]learnvllm day {later[0]}[/]",
+            soft_wrap=True,
+        )
     passed = {e.exercise.id for e in state.exercises if e.record.passed}
     before = [name for name in exercise.prerequisites if name not in passed]
     if before:

@@ -72,6 +72,15 @@ def test_check_without_an_id_goes_on_to_what_has_not_passed(
     assert shell("hint") == 2
 
 
+def test_next_says_why_it_goes_back(tiny: Exercise, graded: dict[str, Any], shell: Shell) -> None:
+    assert shell("next") == 0
+    assert "in the order of the days" not in shell.out
+    assert shell("check free_queue") == 0
+    assert shell("next") == 0
+    assert shell.out.startswith("Tiny")
+    assert "You have passed some of day 4 already" in shell.out
+
+
 def test_check_as_json(tiny: Exercise, graded: dict[str, Any], shell: Shell) -> None:
     graded["passed"] = False
     assert shell("check tiny --json") == 1

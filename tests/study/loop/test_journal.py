@@ -145,6 +145,10 @@ def test_measuring_takes_turns_and_writes_the_medians_down(
     monkeypatch.setattr(measure, "run_benchmark", run)
     assert shell("journal 1 --measure") == 0
     assert runs == [[], [tiny.id]] * 3
+    said = shell.err.splitlines()
+    assert said[1] == "run 1 of 6: the reference"
+    assert said[6] == "run 6 of 6: your code, about 0 s left"
+    assert said[-1] == f"{measure.WHAT} 90 tok/s with your code, 100 with the reference (-10.0%)."
     text = journal.entry_path(1).read_text()
     assert "90 tok/s with your code, 100 with the reference (-10.0%)" in text
 

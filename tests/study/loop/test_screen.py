@@ -41,6 +41,18 @@ async def test_it_begins_with_what_comes_next(tiny: Exercise) -> None:
         assert "0 of 2 exercises" in str(app.query_one("#standing", Static).render())
 
 
+@pytest.mark.parametrize("width", [80, 110, 160])
+async def test_what_is_on_the_right_is_wrapped_at_the_edge(width: int, tiny: Exercise) -> None:
+    app = StudyApp("tiny")
+    async with app.run_test(size=(width, 40)) as pilot:
+        await pilot.pause()
+        page = app.query_one("#exercise", Markdown)
+        assert page.region.width > width // 3
+        shown = [app.query_one("#tabs"), page, *page.query("*")]
+        assert max(widget.region.right for widget in shown) <= width
+        assert page.query("*").first().region.center[0] == pytest.approx(page.region.center[0], abs=1)
+
+
 async def test_a_check_runs_beside_the_screen_and_is_recorded(tiny: Exercise, graded: dict[str, Any]) -> None:
     app = StudyApp("tiny")
     async with app.run_test(size=SIZE) as pilot:

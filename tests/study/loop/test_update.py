@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from learnvllm.study import files, update
+from learnvllm.study.checking import check
 from learnvllm.study.exercise import Exercise, StudyError
 from tests.study.loop.conftest import Shell
 
@@ -150,6 +152,17 @@ def test_reset_brings_the_starter_back_and_says_where_the_code_is(
     assert shell("reset tiny --json") == 0
     assert Path(json.loads(shell.out)["backup"]).read_text() == NEW
     assert len(backups(tiny)) == 2  # within one second
+    assert shell("reset tiny") == 0  # nothing of theirs is in it
+    assert len(backups(tiny)) == 2
+    assert "had passed" not in shell.out
+
+
+def test_reset_says_that_the_pass_is_gone(tiny: Exercise, graded: dict[str, Any], shell: Shell) -> None:
+    check(tiny)
+    assert shell("reset tiny") == 0
+    assert "That it had passed no longer counts" in shell.out
+    assert shell("reset tiny") == 0
+    assert "had passed" not in shell.out
 
 
 def backups(exercise: Exercise) -> list[Path]:
