@@ -148,7 +148,8 @@ def test_measuring_takes_turns_and_writes_the_medians_down(
     said = shell.err.splitlines()
     assert said[1] == "run 1 of 6: the reference"
     assert said[6] == "run 6 of 6: your code, about 0 s left"
-    assert said[-1] == f"{measure.WHAT} 90 tok/s with your code, 100 with the reference (-10.0%)."
+    told = f"{measure.WHAT} 90 tok/s with your code, 100 with the reference (-10.0%)."
+    assert said[-1] == f"{told} The reference's own runs: 1 to 110."
     text = journal.entry_path(1).read_text()
     assert "90 tok/s with your code, 100 with the reference (-10.0%)" in text
 
