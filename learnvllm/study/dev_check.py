@@ -24,6 +24,7 @@ from learnvllm.study.catalogue import exercises_root
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.grading import GradeReport, grade
 from learnvllm.study.mutants import apply_mutant, load_mutants
+from learnvllm.study.problems import BROKE_DOWN
 from learnvllm.study.proof import Killed, KnownTest, Proof
 from learnvllm.study.sources import PACKAGE, reference_hash
 from learnvllm.study.starters import reference_path, render_solution, render_starter
@@ -132,6 +133,11 @@ def _judge(runs: _Runs) -> CheckReport:
     if starter.passed:
         wrong.append("the starter passes: there is nothing to do")
     wrong += [f"no test notices the mutant {mutant.name!r}" for mutant in mutants if not mutant.killed_by]
+    wrong += [
+        f"{name}: {report.problem}"
+        for name, report in reports.items()
+        if report.problem and report.problem.startswith(BROKE_DOWN)
+    ]
     known = Proof(
         exercise=exercise.id,
         content=proof.content(exercise),

@@ -16,6 +16,9 @@ from learnvllm.study.exercise import Exercise
 from learnvllm.study.grader_events import Events
 from learnvllm.study.subject import SubjectError
 
+BROKE_DOWN = "The grader broke down"
+"""Begins the problem that is pytest's, whatever the file under grading did."""
+
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -108,7 +111,7 @@ def of_run(
     if events.finished and not events.running:
         return None if events.collected else f"{exercise.test_path.name} holds no test any more."
     if events.internal_errors:
-        return f"The grader broke down {meanwhile}: {events.internal_errors[-1].strip().splitlines()[-1]}"
+        return f"{BROKE_DOWN} {meanwhile}: {events.internal_errors[-1].strip().splitlines()[-1]}"
     how = f"signal {-ending.code}" if ending.code < 0 else f"exit code {ending.code}"
     last = ending.output.strip().splitlines()
     said = f" Its last words: {last[-1][:300]}" if last else ""
