@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from learnvllm.architecture.envs import MAX_THREADS
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.architecture.model_arch import ModelArchitecture
-from learnvllm.architecture.sampling_params import is_utf8
+from learnvllm.architecture.text import is_utf8
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 

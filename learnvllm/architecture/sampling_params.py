@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.text import is_utf8
 
 # Below this temperature sampling is greedy: dividing logits by less only overflows.
 SAMPLING_EPS = 1e-5
@@ -233,15 +234,6 @@ def _numbers_in(value: Any) -> Iterator[int | float]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _numbers_in(item)
-
-
-def is_utf8(text: str) -> bool:
-    """False for a lone surrogate, which JSON may bring and no message can carry."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _require(condition: bool, parameter: str, value: object, rule: str) -> None:

@@ -108,8 +108,9 @@ def _discard_output() -> None:
 
 def _run(arguments: list[str]) -> int:
     from learnvllm.architecture.errors import LearnVLLMError
+    from learnvllm.architecture.text import is_utf8
 
-    strange = next((argument for argument in arguments if not _is_text(argument)), None)
+    strange = next((argument for argument in arguments if not is_utf8(argument)), None)
     command = _command(arguments)
     name = f"learnvllm {command}" if command in COMMANDS else "learnvllm"
     if strange is not None:
@@ -143,16 +144,6 @@ def _run(arguments: list[str]) -> int:
 
 def _command(arguments: list[str]) -> str | None:
     return next((argument for argument in arguments if not argument.startswith("-")), None)
-
-
-def _is_text(argument: str) -> bool:
-    """Python hands over bytes that are no UTF-8 as half surrogate pairs. No tokenizer, header or hash takes
-    those, so no flag does."""
-    try:
-        argument.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _function(verb: str, command: str) -> Callable[..., int]:

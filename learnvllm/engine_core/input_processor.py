@@ -19,7 +19,8 @@ import numpy as np
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.messages import EngineCoreRequest
-from learnvllm.architecture.sampling_params import MAX_FLOAT, MAX_INT, SamplingParams, is_utf8
+from learnvllm.architecture.sampling_params import MAX_FLOAT, MAX_INT, SamplingParams
+from learnvllm.architecture.text import is_utf8
 from learnvllm.engine_core.tokenizer import Tokenizer
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
-from learnvllm.architecture.sampling_params import is_utf8
+from learnvllm.architecture.text import is_utf8
 
 
 class ChatView:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
-from learnvllm.architecture.sampling_params import is_utf8
+from learnvllm.architecture.text import is_utf8
 
 ROLES = ("system", "developer", "user", "assistant")
 MAX_PROMPTS = 1024

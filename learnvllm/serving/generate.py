@@ -16,7 +16,8 @@ from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
-from learnvllm.architecture.sampling_params import SamplingParams, is_utf8
+from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.architecture.text import is_utf8
 from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving.content import ChatMessage, shorten
 from learnvllm.serving.protocol import GenerationRequest, parse_request
