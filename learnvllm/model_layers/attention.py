@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
 from learnvllm.model_layers import ops
 
 
@@ -40,23 +41,16 @@ class StepContext:
 
 
 class Attention:
-    """Causal attention of one layer, with grouped kv heads (arXiv 2305.13245) and maybe a window."""
+    """Causal attention of layer `index`, with grouped kv heads (arXiv 2305.13245) and maybe a window."""
 
-    def __init__(
-        self,
-        layer_name: str,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        scale: float,
-        cos_sin_cache: Tensor,
-        sliding_window: int | None = None,
-    ) -> None:
-        self.layer_name = layer_name
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.scale = scale
+    def __init__(self, arch: ModelArchitecture, index: int, cos_sin_cache: Tensor) -> None:
+        self.layer_name = f"layers.{index}"
+        self.num_heads, self.num_kv_heads = arch.num_attention_heads, arch.num_kv_heads
+        self.head_dim = arch.head_dim
+        self.scale = (arch.query_pre_attn_scalar or arch.head_dim) ** -0.5
         self.cos_sin_cache = cos_sin_cache
-        self.sliding_window = sliding_window
+        is_window = arch.layer_types[index] == SLIDING_ATTENTION
+        self.sliding_window = arch.sliding_window if is_window else None
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of the fused projection. [T, (Hq + 2 Hk) * D] -> q [T, Hq, D], k [T, Hk, D], v [T, Hk, D]."""

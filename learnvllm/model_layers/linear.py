@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.model_layers.linear_kernels import LinearKernel, make_linear
 from learnvllm.model_layers.weights import Weights
 
@@ -37,6 +38,19 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernel(x)
+
+
+def qkv_linear(arch: ModelArchitecture, weights: Weights) -> Linear:
+    """[T, hidden] -> [T, (Hq + 2 Hk) * D]: q, k and v in one product; `Attention.split` takes them apart."""
+    q_size, kv_size = arch.num_attention_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    projections = [("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)]
+    return Linear(weights, projections, arch.hidden_size, arch.attention_bias)
+
+
+def o_linear(arch: ModelArchitecture, weights: Weights) -> Linear:
+    """[T, Hq * D] -> [T, hidden]."""
+    q_size = arch.num_attention_heads * arch.head_dim
+    return Linear(weights, [("o_proj", arch.hidden_size)], q_size, arch.attention_out_bias)
 
 
 def packed(weights: Weights, name: str, weight: Tensor, bias: Tensor | None) -> LinearKernel:

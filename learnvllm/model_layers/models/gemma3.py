@@ -13,7 +13,7 @@ from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitectu
 from learnvllm.model_layers.attention import Attention, StepContext
 from learnvllm.model_layers.embedding import Embedding, LMHead
 from learnvllm.model_layers.layernorm import RMSNorm
-from learnvllm.model_layers.linear import Linear
+from learnvllm.model_layers.linear import o_linear, qkv_linear
 from learnvllm.model_layers.mlp import GatedMLP
 from learnvllm.model_layers.model import DecoderModel
 from learnvllm.model_layers.rotary_embedding import cos_sin_cache
@@ -29,25 +29,11 @@ class Gemma3Attention:
     """[T, hidden] -> [T, hidden]; over a window or over everything, as the layer's type says."""
 
     def __init__(self, arch: ModelArchitecture, weights: Weights, index: int, rope: Tensor) -> None:
-        q_size, kv_size = arch.num_attention_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-        self.qkv_proj = Linear(
-            weights,
-            [("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)],
-            arch.hidden_size,
-            arch.attention_bias,
-        )
+        self.qkv_proj = qkv_linear(arch, weights)
         self.q_norm = gemma_norm(weights, "q_norm", arch.head_dim, arch.rms_norm_eps)
         self.k_norm = gemma_norm(weights, "k_norm", arch.head_dim, arch.rms_norm_eps)
-        self.o_proj = Linear(weights, [("o_proj", arch.hidden_size)], q_size, arch.attention_out_bias)
-        self.attn = Attention(
-            f"layers.{index}",
-            arch.num_attention_heads,
-            arch.num_kv_heads,
-            arch.head_dim,
-            scale=(arch.query_pre_attn_scalar or arch.head_dim) ** -0.5,
-            cos_sin_cache=rope,
-            sliding_window=arch.sliding_window if arch.layer_types[index] == SLIDING_ATTENTION else None,
-        )
+        self.o_proj = o_linear(arch, weights)
+        self.attn = Attention(arch, index, rope)
 
     def __call__(self, positions: Tensor, hidden: Tensor, ctx: StepContext) -> Tensor:
         q, k, v = self.attn.split(self.qkv_proj(hidden))

@@ -11,19 +11,22 @@ from functools import partial
 from torch import Tensor
 
 from learnvllm.architecture.model_arch import ModelArchitecture
-from learnvllm.model_layers.attention import StepContext
+from learnvllm.model_layers.attention import Attention, StepContext
 from learnvllm.model_layers.layernorm import RMSNorm
-from learnvllm.model_layers.models.llama import LlamaAttention, LlamaForCausalLM
+from learnvllm.model_layers.linear import o_linear, qkv_linear
+from learnvllm.model_layers.models.llama import LlamaForCausalLM
 from learnvllm.model_layers.weights import Weights
 
 
-class Qwen3Attention(LlamaAttention):
+class Qwen3Attention:
     """[T, hidden] -> [T, hidden]."""
 
     def __init__(self, arch: ModelArchitecture, weights: Weights, index: int, rope: Tensor) -> None:
-        super().__init__(arch, weights, index, rope)
+        self.qkv_proj = qkv_linear(arch, weights)
         self.q_norm = RMSNorm(weights, "q_norm", arch.head_dim, arch.rms_norm_eps)
         self.k_norm = RMSNorm(weights, "k_norm", arch.head_dim, arch.rms_norm_eps)
+        self.o_proj = o_linear(arch, weights)
+        self.attn = Attention(arch, index, rope)
 
     def __call__(self, positions: Tensor, hidden: Tensor, ctx: StepContext) -> Tensor:
         q, k, v = self.attn.split(self.qkv_proj(hidden))
