@@ -22,13 +22,13 @@ from learnvllm.architecture.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from learnvllm.architecture.model_arch import ModelArchitecture, RopeConfig
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import CachedRequestData, NewRequestData, SchedulerOutput
 from learnvllm.executor_worker.worker import Worker
 from learnvllm.kv_cache.interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from learnvllm.model_layers.attention import StepContext
 from learnvllm.model_layers.model import DecoderModel
+from learnvllm.scheduling.toy import toy_architecture
 
 VOCAB, BLOCK_SIZE, PROMPT_LEN = 49152, 16, 128
 GOAL_MS = 1.5  # at 16 greedy requests: the runner's part of the engine's 8 % of a 75 ms step
@@ -69,30 +69,12 @@ class NullModel(DecoderModel):
 
 
 def make_config(num_requests: int, steps: int) -> EngineConfig:
-    arch = ModelArchitecture(
-        model_type="llama",
+    arch = toy_architecture(
         vocab_size=VOCAB,
         hidden_size=1,
-        intermediate_size=1,
-        num_layers=1,
-        num_attention_heads=1,
-        num_kv_heads=1,
         head_dim=1,
         max_position_embeddings=8192,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        tie_word_embeddings=True,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(),
-        rope_local=None,
-        layer_types=("full_attention",),
-        sliding_window=None,
-        query_pre_attn_scalar=None,
         eos_token_ids=(2,),
-        bos_token_id=None,
-        torch_dtype="float32",
     )
     return EngineConfig(
         model_config=ModelConfig(model="null", path=Path(), arch=arch, max_model_len=PROMPT_LEN + 2 * steps),

@@ -18,7 +18,6 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from learnvllm.architecture.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from learnvllm.architecture.messages import EngineCoreRequest
-from learnvllm.architecture.model_arch import ModelArchitecture, RopeConfig
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.engine_core.tokenizer import Tokenizer
@@ -26,6 +25,7 @@ from learnvllm.executor_worker.executor import Executor
 from learnvllm.kv_cache.interface import FullAttentionSpec
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.scheduler import Scheduler
+from learnvllm.scheduling.toy import toy_architecture
 
 VOCAB_SIZE = 300
 EOS = 2
@@ -64,33 +64,9 @@ def time_limit(seconds: float, message: str) -> Iterator[None]:
 def make_config(
     *, num_blocks: int = 64, block_size: int = 4, async_scheduling: bool = False, **scheduler: Any
 ) -> EngineConfig:
-    arch = ModelArchitecture(
-        model_type="llama",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_attention_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-5,
-        hidden_act="silu",
-        tie_word_embeddings=False,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(),
-        rope_local=None,
-        layer_types=("full_attention",),
-        sliding_window=None,
-        query_pre_attn_scalar=None,
-        eos_token_ids=(EOS,),
-        bos_token_id=1,
-        torch_dtype="float32",
-    )
+    arch = toy_architecture(vocab_size=VOCAB_SIZE, max_position_embeddings=128, eos_token_ids=(EOS,))
     return EngineConfig(
-        ModelConfig(model="scripted", path=Path("."), arch=arch, max_model_len=128),
+        ModelConfig(model="scripted", path=Path("."), arch=arch),
         cache_config=CacheConfig(block_size=block_size, num_gpu_blocks_override=num_blocks),
         scheduler_config=SchedulerConfig(async_scheduling=async_scheduling, **scheduler),
     )

@@ -224,7 +224,7 @@ class Simulation:
             self.scheduler.check_invariants()
 
 
-def percentile(values: Iterable[float], percent: float) -> float:
+def nearest_rank(values: Iterable[float], percent: float) -> float:
     """The smallest value that at least `percent` % of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1]

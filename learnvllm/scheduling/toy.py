@@ -6,6 +6,7 @@ So scheduler and KV cache run alone, in microseconds, and every output is known 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,41 @@ from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig, KVCac
 
 VOCAB_SIZE = 50
 
+_ARCHITECTURE = ModelArchitecture(
+    model_type="llama",
+    vocab_size=VOCAB_SIZE,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_attention_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-6,
+    hidden_act="silu",
+    tie_word_embeddings=True,
+    attention_bias=False,
+    attention_out_bias=False,
+    mlp_bias=False,
+    rope=RopeConfig(),
+    rope_local=None,
+    layer_types=(FULL_ATTENTION,),
+    sliding_window=None,
+    query_pre_attn_scalar=None,
+    eos_token_ids=(),
+    bos_token_id=None,
+    torch_dtype="float32",
+)
+
+
+def toy_architecture(**changes: Any) -> ModelArchitecture:
+    """What a configuration must say of a model that is never computed, for the toy and other stand-ins.
+
+    Args:
+        changes: fields of ModelArchitecture that matter to this one.
+    """
+    return dataclasses.replace(_ARCHITECTURE, **changes)
+
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:
     """A prompt that differs from its first token on from those of the next 49 seeds."""
@@ -38,6 +74,7 @@ def toy_config(
     watermark: float = 0.0,
     enable_prefix_caching: bool = False,
     prefill_tokens_per_decode: int | None = 0,
+    log_stats: bool = False,
     **scheduler_options: Any,
 ) -> EngineConfig:
     """An engine configuration for the toy model: a pool of `num_blocks`, of which block 0 is nobody's.
@@ -45,31 +82,7 @@ def toy_config(
     Args:
         scheduler_options: any other field of SchedulerConfig, such as max_num_batched_tokens.
     """
-    arch = ModelArchitecture(
-        model_type="llama",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_attention_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position_embeddings=max_model_len,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        tie_word_embeddings=True,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(),
-        rope_local=None,
-        layer_types=(FULL_ATTENTION,),
-        sliding_window=None,
-        query_pre_attn_scalar=None,
-        eos_token_ids=(),
-        bos_token_id=None,
-        torch_dtype="float32",
-    )
+    arch = toy_architecture(max_position_embeddings=max_model_len)
     return EngineConfig(
         model_config=ModelConfig(model="toy", path=Path("toy"), arch=arch),
         cache_config=CacheConfig(
@@ -81,7 +94,7 @@ def toy_config(
         scheduler_config=SchedulerConfig(
             prefill_tokens_per_decode=prefill_tokens_per_decode, **scheduler_options
         ),
-        observability_config=ObservabilityConfig(log_stats=False),
+        observability_config=ObservabilityConfig(log_stats=log_stats),
     )
 
 

@@ -20,7 +20,6 @@ from learnvllm.architecture.config import (
     SchedulerConfig,
 )
 from learnvllm.architecture.messages import EngineCoreOutputs
-from learnvllm.architecture.model_arch import FULL_ATTENTION, ModelArchitecture, RopeConfig
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.architecture.tracing import RecordingTracer, StepEvent, StepTracer
 from learnvllm.engine_core.core import EngineCore, SchedulerFactory
@@ -28,6 +27,7 @@ from learnvllm.executor_worker.executor import Executor, ModelLoader
 from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.scheduler import Scheduler
+from learnvllm.scheduling.toy import toy_architecture
 from learnvllm.study.trace_clock import Clock, Costs, FrontEnd, Span
 
 VOCAB_SIZE = 1 << 16
@@ -187,31 +187,7 @@ def make_config(
     **scheduler: Any,
 ) -> EngineConfig:
     """A configuration for a model that is played. One block of `num_blocks` is the null block."""
-    arch = ModelArchitecture(
-        model_type="llama",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_attention_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position_embeddings=512,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        tie_word_embeddings=True,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(theta=10_000.0),
-        rope_local=None,
-        layer_types=(FULL_ATTENTION,),
-        sliding_window=None,
-        query_pre_attn_scalar=None,
-        eos_token_ids=(0,),
-        bos_token_id=None,
-        torch_dtype="float32",
-    )
+    arch = toy_architecture(vocab_size=VOCAB_SIZE, max_position_embeddings=512, eos_token_ids=(0,))
     options: dict[str, Any] = {"prefill_tokens_per_decode": 0, "async_scheduling": False, **scheduler}
     return EngineConfig(
         model_config=ModelConfig(model="played", path=Path("played"), arch=arch),

@@ -7,7 +7,7 @@
 # %%
 from statistics import mean
 
-from learnvllm.scheduling.simulator import Arrival, Simulation, chat_and_documents, percentile
+from learnvllm.scheduling.simulator import Arrival, Simulation, chat_and_documents, nearest_rank
 from learnvllm.scheduling.toy import make_prompt, toy_config
 from learnvllm.study.show import COLORS, figure, table
 
@@ -70,8 +70,8 @@ def summary(name, sims, groups):
     return [
         name,
         f"{mean(values):.2f}",
-        f"{percentile(values, 50):.2f}",
-        f"{percentile(values, 99):.2f}",
+        f"{nearest_rank(values, 50):.2f}",
+        f"{nearest_rank(values, 99):.2f}",
         f"{max(values):.2f}",
     ]
 
@@ -125,7 +125,7 @@ def with_weight(seconds_per_token):
     finally:
         request_queue.SECONDS_PER_PROMPT_TOKEN = normal
     values = [times.waited for sim in usual for times in sim.times.values()]
-    return steady.times["document"].waited, mean(values), percentile(values, 99), max(values)
+    return steady.times["document"].waited, mean(values), nearest_rank(values, 99), max(values)
 
 
 rows = []

@@ -21,7 +21,7 @@ from learnvllm.architecture.config import (
 )
 from learnvllm.architecture.errors import ConfigError, ModelLoadError
 from learnvllm.architecture.messages import LogprobsLists
-from learnvllm.architecture.model_arch import ModelArchitecture, RopeConfig
+from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.architecture.tracing import StepTracer
 from learnvllm.engine_core.core import EngineCore
@@ -30,36 +30,15 @@ from learnvllm.executor_worker.executor import Executor
 from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.scheduler import Scheduler
+from learnvllm.scheduling.toy import toy_architecture
 
 VOCAB_SIZE = 300
 EOS = 2
 
 
 def make_arch(max_position_embeddings: int = 128) -> ModelArchitecture:
-    return ModelArchitecture(
-        model_type="llama",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_attention_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=1e-5,
-        hidden_act="silu",
-        tie_word_embeddings=False,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(),
-        rope_local=None,
-        layer_types=("full_attention",),
-        sliding_window=None,
-        query_pre_attn_scalar=None,
-        eos_token_ids=(EOS,),
-        bos_token_id=1,
-        torch_dtype="float32",
+    return toy_architecture(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=max_position_embeddings, eos_token_ids=(EOS,)
     )
 
 

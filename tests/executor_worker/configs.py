@@ -12,7 +12,8 @@ from learnvllm.architecture.config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from learnvllm.architecture.model_arch import ModelArchitecture, RopeConfig
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.scheduling.toy import toy_architecture
 
 VOCAB = 97
 WINDOW = 5
@@ -21,30 +22,17 @@ WINDOW = 5
 def make_arch(
     layer_types: tuple[str, ...] = ("full_attention", "full_attention"), vocab: int = VOCAB
 ) -> ModelArchitecture:
-    return ModelArchitecture(
-        model_type="llama",
+    return toy_architecture(
         vocab_size=vocab,
         hidden_size=2,
-        intermediate_size=4,
         num_layers=len(layer_types),
         num_attention_heads=2,
         num_kv_heads=2,
         head_dim=4,
         max_position_embeddings=256,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        tie_word_embeddings=False,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(),
-        rope_local=None,
         layer_types=layer_types,
         sliding_window=WINDOW if "sliding_attention" in layer_types else None,
-        query_pre_attn_scalar=None,
         eos_token_ids=(2,),
-        bos_token_id=1,
-        torch_dtype="float32",
     )
 
 

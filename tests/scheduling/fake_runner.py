@@ -13,17 +13,10 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from learnvllm.architecture.config import (
-    CacheConfig,
-    EngineConfig,
-    ModelConfig,
-    ObservabilityConfig,
-    SchedulerConfig,
-)
+from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.messages import EngineCoreOutput, FinishReason
-from learnvllm.architecture.model_arch import FULL_ATTENTION, ModelArchitecture, RopeConfig
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -38,8 +31,9 @@ from learnvllm.kv_cache.interface import (
 )
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.scheduler import Scheduler
+from learnvllm.scheduling.toy import VOCAB_SIZE, make_prompt, toy_config
 
-VOCAB_SIZE = 50
+prompt_of = make_prompt
 
 
 # ------------------------------------------------------------------------------------------- the model
@@ -201,59 +195,11 @@ class FakeRunner:
 # ---------------------------------------------------------------------------------- scheduler and loop
 
 
-def make_config(
-    *,
-    num_blocks: int = 100,
-    block_size: int = 4,
-    max_model_len: int = 512,
-    max_num_batched_tokens: int = 64,
-    max_num_seqs: int = 16,
-    enable_prefix_caching: bool = True,
-    watermark: float = 0.0,
-    log_stats: bool = True,
-    **scheduler_options: object,
-) -> EngineConfig:
-    """An engine configuration for a model that does not exist."""
-    arch = ModelArchitecture(
-        model_type="llama",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_attention_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position_embeddings=max_model_len,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        tie_word_embeddings=True,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(theta=10_000.0),
-        rope_local=None,
-        layer_types=(FULL_ATTENTION,),
-        sliding_window=None,
-        query_pre_attn_scalar=None,
-        eos_token_ids=(),
-        bos_token_id=None,
-        torch_dtype="float32",
-    )
-    return EngineConfig(
-        model_config=ModelConfig(model="fake", path=Path("fake"), arch=arch),
-        cache_config=CacheConfig(
-            block_size=block_size,
-            num_gpu_blocks_override=num_blocks,
-            enable_prefix_caching=enable_prefix_caching,
-            watermark=watermark,
-        ),
-        scheduler_config=SchedulerConfig(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            **scheduler_options,  # type: ignore[arg-type]
-        ),
-        observability_config=ObservabilityConfig(log_stats=log_stats),
-    )
+def make_config(**changes: Any) -> EngineConfig:
+    """The toy's configuration in small, with what an engine has on by default."""
+    small = {"num_blocks": 100, "block_size": 4, "max_model_len": 512}
+    limits = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "prefill_tokens_per_decode": None}
+    return toy_config(**{**small, **limits, "enable_prefix_caching": True, "log_stats": True, **changes})
 
 
 def make_kv_cache_config(
@@ -387,11 +333,6 @@ class SchedulerLoop:
     @property
     def num_preemptions(self) -> int:
         return sum(len(output.preempted_req_ids) for output in self.history)
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """A prompt that differs from its first token on for every seed."""
-    return [(seed * 7919 + i * 31 + seed) % VOCAB_SIZE for i in range(length)]
 
 
 def assert_oracle(loop: SchedulerLoop, prompts: dict[str, Sequence[int]], max_tokens: int) -> None:

@@ -8,7 +8,7 @@ from statistics import mean
 
 from learnvllm.scheduling.request_queue import FCFSRequestQueue
 from learnvllm.scheduling.scheduler import Scheduler
-from learnvllm.scheduling.simulator import Arrival, Simulation, Times, chat_and_documents, percentile
+from learnvllm.scheduling.simulator import Arrival, Simulation, Times, chat_and_documents, nearest_rank
 from learnvllm.scheduling.toy import make_prompt, toy_config
 
 PAGES = Path(__file__).resolve().parents[2] / "docs/topics/scheduling"
@@ -111,7 +111,7 @@ def test_the_policies() -> None:
             [time.waited for is_document, time in times if is_document in kinds]
             for kinds in ((False, True), (False,), (True,))
         )
-        measured = [mean(every), percentile(every, 50), percentile(every, 99), max(every)]
+        measured = [mean(every), nearest_rank(every, 50), nearest_rank(every, 99), max(every)]
         assert numbers == [f"{value:.2f}" for value in [*measured, mean(chats), mean(documents)]]
         assert f"{mean(every):.2f} s" in EXERCISES
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from learnvllm.architecture.tracing import RecordingTracer
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
-from learnvllm.scheduling.simulator import Arrival, Simulation, StepCost, chat_and_documents, percentile
+from learnvllm.scheduling.simulator import Arrival, Simulation, StepCost, chat_and_documents, nearest_rank
 from learnvllm.scheduling.toy import make_prompt, predict, toy_config
 
 
@@ -64,9 +64,9 @@ class TestSimulation:
         documents = sum(len(arrival.prompt) >= 800 for arrival in traffic)
         assert 20 < documents < 60
 
-    def test_a_percentile_is_one_of_the_values(self) -> None:
+    def test_a_nearest_rank_is_one_of_the_values(self) -> None:
         values = range(1, 101)
-        assert [percentile(values, p) for p in (0, 1, 50, 99, 100)] == [1, 1, 50, 99, 100]
+        assert [nearest_rank(values, p) for p in (0, 1, 50, 99, 100)] == [1, 1, 50, 99, 100]
 
     def test_who_does_not_get_done_is_reported(self) -> None:
         with pytest.raises(AssertionError, match="not done after 3 steps"):
@@ -78,7 +78,7 @@ class TestShortestFirst:
         fcfs = [wait for seed in range(4) for wait in waits("fcfs", seed)]
         ours = [wait for seed in range(4) for wait in waits("shortest", seed)]
         assert statistics.mean(ours) < 0.55 * statistics.mean(fcfs)
-        assert percentile(ours, 99) < percentile(fcfs, 99)
+        assert nearest_rank(ours, 99) < nearest_rank(fcfs, 99)
 
     def test_a_stream_of_short_prompts_starves_nobody(self) -> None:
         document = Arrival("document", 1.0, make_prompt(800, 1), 2)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from learnvllm.architecture.config import EngineConfig, ModelConfig
 from learnvllm.architecture.errors import EngineDeadError, LearnVLLMError
-from learnvllm.architecture.model_arch import ModelArchitecture, RopeConfig
 from learnvllm.architecture.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
 from learnvllm.engine_core.detokenizer import make_detokenizer
 from learnvllm.engine_core.input_processor import InputProcessor
+from learnvllm.scheduling.toy import toy_architecture
 from tests.serving.fake_tokenizer import EOS_ID, fake_tokenizer
 
 ANSWER = " the world of blocks and tokens; "
@@ -25,30 +25,10 @@ MODEL = "tiny"
 
 
 def fake_config() -> EngineConfig:
-    arch = ModelArchitecture(
-        model_type="llama",
+    arch = toy_architecture(
         vocab_size=fake_tokenizer().vocab_size,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_attention_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
         max_position_embeddings=MAX_MODEL_LEN,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        tie_word_embeddings=False,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
-        rope=RopeConfig(),
-        rope_local=None,
-        layer_types=("full_attention",),
-        sliding_window=None,
-        query_pre_attn_scalar=None,
         eos_token_ids=(EOS_ID,),
-        bos_token_id=None,
-        torch_dtype="float32",
     )
     return EngineConfig(model_config=ModelConfig(model=MODEL, path=Path("/nowhere"), arch=arch))
 

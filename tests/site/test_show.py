@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import matplotlib
 import pytest
 
 from learnvllm.architecture.tracing import ScheduledTokens, StepEvent
@@ -69,7 +70,7 @@ def test_colours_can_be_told_on_white_and_on_slate(color: str) -> None:
 
 
 def test_steps_are_drawn_stacked_below_the_budget() -> None:
-    pytest.importorskip("matplotlib").use("agg")
+    matplotlib.use("agg")
     entries = [ScheduledTokens("r1", 16, 0, 40, 40), ScheduledTokens("r2", 4, 0, 4, 4)]
     fig = show.step_plot([StepEvent(step=1, scheduled=entries)], budget=32)
     bars = fig.axes[0].patches
