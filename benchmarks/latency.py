@@ -86,6 +86,7 @@ def startup(args: argparse.Namespace) -> dict:
 def memory(args: argparse.Namespace) -> dict:
     """Resident bytes of both processes, after serving, beyond weights and the KV pool's touched part."""
     report = child([str(HERE / "latency.py"), "--child", "memory"])
+    print(f"memory: {report}", file=sys.stderr, flush=True)
     say("resident beyond weights and what is touched of the KV pool, MB", report["beyond_mb"], 600.0)
     return report
 
@@ -184,11 +185,12 @@ def child_memory(seed: int) -> dict:
     me = psutil.Process()
     resident = sum(p.memory_full_info().pss for p in [me, *me.children(recursive=True)])
     # Most of the pool has never been written, so it is reserved but not resident: count what was.
-    touched = (
-        len(prompts) * (128 + 32) * held["kv_cache_bytes"] / llm.llm_engine.engine_core.ready.kv_cache_tokens
-    )
+    ready = llm.llm_engine.engine_core.ready
+    block_bytes = held["kv_cache_bytes"] / ready.num_gpu_blocks
+    touched = len(prompts) * (128 + 32) / ready.block_size * block_bytes
     beyond = resident - held["weight_bytes"] - touched
-    return {"resident_mb": resident / 1e6, "beyond_mb": beyond / 1e6, **held}
+    report = {"resident_mb": resident / 1e6, "touched_mb": touched / 1e6, "beyond_mb": beyond / 1e6}
+    return {**report, **held}
 
 
 CHILDREN = {"pauses": child_pauses, "share": child_share, "memory": child_memory}

@@ -19,7 +19,7 @@ from learnvllm.architecture.platforms import CpuPlatform, Platform, current_plat
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.executor_worker.executor import ModelLoader
 from learnvllm.executor_worker.kv_cache import allocate_kv_caches
-from learnvllm.executor_worker.memory import PeakMemory, kv_cache_budget
+from learnvllm.executor_worker.memory import PeakMemory, kv_cache_budget, release_freed_memory
 from learnvllm.executor_worker.model_runner import ModelRunner
 from learnvllm.kv_cache.interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, KVCacheTensor
 from learnvllm.model_layers import ops
@@ -64,6 +64,7 @@ class Worker:
             self._load_model = load_model
         with torch.inference_mode():
             self.model = self._load_model(self.config)
+        release_freed_memory()
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         return self.model.kv_cache_specs(self.config.cache_config.block_size)

@@ -4,6 +4,7 @@ shared."""
 from __future__ import annotations
 
 import dataclasses
+import platform
 
 import psutil
 import pytest
@@ -28,6 +29,7 @@ from learnvllm.kv_cache.interface import (
     KVCacheSpec,
     KVCacheTensor,
 )
+from learnvllm.model_layers.model import DecoderModel
 from tests.executor_worker.configs import make_config
 from tests.executor_worker.fake_model import load_fake_model, make_kv_cache_config
 
@@ -188,6 +190,22 @@ def test_an_unused_pool_takes_no_memory() -> None:
     )
     assert sum(t.nbytes for t in caches["a"]) == blocks * spec.page_size_bytes
     assert private_memory() - before < GIB // 20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked for it")
+def test_what_loading_has_freed_goes_back_to_the_system() -> None:
+    kept = []
+
+    def load(config: EngineConfig) -> DecoderModel:
+        scraps = [torch.ones(25_000) for _ in range(2000)]  # 200 MB in pieces that malloc would keep
+        kept.extend(scraps[::100])  # among them what stays, so that the heap cannot shrink from its end
+        return load_fake_model(config)
+
+    worker = Worker(make_config(), load_model=load)
+    worker.init_device()
+    before = private_memory()
+    worker.load_model()
+    assert private_memory() - before < 50e6
 
 
 def private_memory() -> int:
