@@ -40,7 +40,6 @@ class Ending:
     """None: by itself. "time", "memory": it was ended for its limit."""
     output: str
     """The beginning and the end of what it printed."""
-    limit_text: str = f"{MEMORY_LIMIT / 2**30:g} GiB"
 
 
 def run(

@@ -81,8 +81,13 @@ def exercises_root() -> Path:
     return root.resolve()
 
 
+def place(exercise: Exercise) -> tuple[int, int, str]:
+    """Where it stands among all: by day, then `order`, then name."""
+    return exercise.day, exercise.order, exercise.name
+
+
 def load_exercises() -> list[Exercise]:
-    """All of them, by day, then `order`, then name. Raises StudyError for an exercise.toml that is wrong."""
+    """All of them, in the order of `place`. Raises StudyError for an exercise.toml that is wrong."""
     found, broken = _read_all()
     for problem in broken.values():
         raise StudyError(problem)
@@ -110,7 +115,7 @@ def _read_all() -> tuple[list[Exercise], dict[str, str]]:
                 broken[f"{day.topic}.{path.parent.name}"] = (
                     f"{error} `git checkout -- {files.shown(path)}` brings back the original."
                 )
-    return sorted(found, key=lambda exercise: (exercise.day, exercise.order, exercise.name)), broken
+    return sorted(found, key=place), broken
 
 
 @cache

@@ -7,7 +7,7 @@ An exercise names symbols of the reference ("targets") and the members of them t
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,8 @@ LEVELS = ("fill-in", "module", "break-and-fix", "extend")
 """One method; a module from its contract; a subtly broken file to repair; a feature for the engine."""
 
 MIN_HINTS, MIN_MUTANTS = 3, 5
+EXERCISES_PACKAGE = "learnvllm_exercises"
+"""Holds the learner's files as modules. It exists in memory only."""
 FILES = ("exercise.toml", "exercise.py", "test_exercise.py", "mutants.toml")
 
 
@@ -41,28 +43,8 @@ class Bug(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mutant: str
 
 
-class _ExerciseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """exercise.toml, field by field."""
-
-    id: str
-    title: str
-    level: str
-    minutes: int
-    points: int
-    summary: str
-    targets: tuple[str, ...]
-    hints: tuple[str, ...]
-    order: int = 100
-    reading: tuple[str, ...] = ()
-    prerequisites: tuple[str, ...] = ()
-    out_of_scope: str = ""
-    blank: tuple[Blank, ...] = ()
-    bug: Bug | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exercise:
-    """One exercise and where it lives."""
+class Exercise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One exercise: exercise.toml, field by field, and where it lies."""
 
     id: str
     """`<topic>.<name>`; stable for ever, as progress is kept under it."""
@@ -71,17 +53,17 @@ class Exercise:
     minutes: int
     points: int
     summary: str
-    reading: tuple[str, ...]
-    """Pages, relative to docs/."""
-    prerequisites: tuple[str, ...]
     targets: tuple[str, ...]
     """`module:Symbol`, all of one module."""
-    out_of_scope: str
-    blanks: tuple[Blank, ...]
     hints: tuple[str, ...]
     """From a nudge to a pointer into vLLM's source."""
-    bug: Bug | None
-    order: int
+    order: int = 100
+    reading: tuple[str, ...] = ()
+    """Pages, relative to docs/."""
+    prerequisites: tuple[str, ...] = ()
+    out_of_scope: str = ""
+    blanks: tuple[Blank, ...] = msgspec.field(default=(), name="blank")
+    bug: Bug | None = None
     day: int
     folder: Path
 
@@ -92,6 +74,11 @@ class Exercise:
     @property
     def name(self) -> str:
         return self.id.partition(".")[2]
+
+    @property
+    def root(self) -> Path:
+        """exercises/, with what all graders share."""
+        return self.folder.parent.parent
 
     @property
     def path(self) -> Path:
@@ -119,8 +106,7 @@ class Exercise:
 
     @property
     def module_name(self) -> str:
-        """The learner's file as a module: the same name in every process, so that its objects pickle."""
-        return f"learnvllm_exercises.{self.folder.parent.name}.{self.folder.name}"
+        return module_name(self.folder)
 
     def content_hash(self) -> str:
         """Of what a pass was earned with: the grader, its points, the targets and what of them was blank.
@@ -132,55 +118,74 @@ class Exercise:
         return hashlib.sha256(repr(task).encode() + read_bytes(self.test_path)).hexdigest()
 
 
+def module_name(folder: Path) -> str:
+    """An exercise's learner file as a module: the same name in every process, so that its objects pickle."""
+    return f"{EXERCISES_PACKAGE}.{folder.parent.name}.{folder.name}"
+
+
 def read_exercise(folder: Path, day: int, topic: str) -> Exercise:
     """Read `folder`/exercise.toml. Raises StudyError that names the file and the field."""
     path = folder / "exercise.toml"
     try:
-        told = msgspec.toml.decode(path.read_bytes(), type=_ExerciseFile)
+        told = msgspec.toml.decode(path.read_bytes())
+        if placed := told.keys() & {"day", "folder"}:
+            raise ValueError(f"its place says what {' and '.join(sorted(placed))} would")
+        exercise = msgspec.convert({**told, "day": day, "folder": folder}, Exercise)
     except OSError as error:
         raise StudyError(f"{path} cannot be read: {error.strerror}.") from None
-    except (msgspec.MsgspecError, ValueError) as error:
+    except ValueError as error:  # msgspec's errors are such, too
         raise StudyError(f"{path}: {error}.") from None
-    values = {name: getattr(told, name) for name in told.__struct_fields__ if name != "blank"}
-    exercise = Exercise(**values, blanks=told.blank, day=day, folder=folder)
-    wrong = _first_mistake(exercise, topic)
-    if wrong:
+    wrong = next(_mistakes(exercise, topic), None)
+    if wrong is not None:
         raise StudyError(f"{path}: {wrong}.")
     return exercise
 
 
-def _first_mistake(exercise: Exercise, topic: str) -> str | None:
-    """What a type cannot say. None when all is well."""
+def _mistakes(exercise: Exercise, topic: str) -> Iterator[str]:
+    """What a type cannot say."""
     expected = f"{topic}.{exercise.folder.name}"
-    broken = exercise.level == "break-and-fix"
+    if exercise.id != expected:
+        yield f"id = {exercise.id!r} must be {expected!r}, after its folder"
+    if exercise.level not in LEVELS:
+        yield f"level = {exercise.level!r} is none of {', '.join(LEVELS)}"
+    if exercise.minutes <= 0:
+        yield f"minutes = {exercise.minutes} must be above 0"
+    if exercise.points <= 0:
+        yield f"points = {exercise.points} must be above 0"
+    if not exercise.targets:
+        yield "targets is empty: name at least one module:Symbol"
+    if not all(exercise.symbols):
+        yield "a target has no ':Symbol' after its module"
     modules = {target.partition(":")[0] for target in exercise.targets}
-    checks = (
-        (exercise.id == expected, f"id = {exercise.id!r} must be {expected!r}, after its folder"),
-        (exercise.level in LEVELS, f"level = {exercise.level!r} is none of {', '.join(LEVELS)}"),
-        (exercise.minutes > 0, f"minutes = {exercise.minutes} must be above 0"),
-        (exercise.points > 0, f"points = {exercise.points} must be above 0"),
-        (bool(exercise.targets), "targets is empty: name at least one module:Symbol"),
-        (all(exercise.symbols) if exercise.targets else True, "a target has no ':Symbol' after its module"),
-        (len(modules) <= 1, f"targets are of several modules ({', '.join(sorted(modules))}): use one"),
-        (len(exercise.hints) >= MIN_HINTS, f"{len(exercise.hints)} hints: at least {MIN_HINTS} are needed"),
-        (len(set(exercise.hints)) == len(exercise.hints), "two hints are the same"),
-        (all(hint.strip() for hint in exercise.hints), "a hint is empty"),
-        (
-            broken == (exercise.bug is not None),
-            "[bug] belongs to break-and-fix exercises, which need one",
-        ),
-        (broken != bool(exercise.blanks), "[[blank]] is needed, except in break-and-fix exercises"),
-        (exercise.id not in exercise.prerequisites, "an exercise cannot be its own prerequisite"),
-    )
-    return next((message for holds, message in checks if not holds), None)
+    if len(modules) > 1:
+        yield f"targets are of several modules ({', '.join(sorted(modules))}): use one"
+    if len(exercise.hints) < MIN_HINTS:
+        yield f"{len(exercise.hints)} hints: at least {MIN_HINTS} are needed"
+    if len(set(exercise.hints)) < len(exercise.hints):
+        yield "two hints are the same"
+    if not all(hint.strip() for hint in exercise.hints):
+        yield "a hint is empty"
+    broken = exercise.level == "break-and-fix"
+    if broken != (exercise.bug is not None):
+        yield "[bug] belongs to break-and-fix exercises, which need one"
+    if broken == bool(exercise.blanks):
+        yield "[[blank]] is needed, except in break-and-fix exercises"
+    if exercise.id in exercise.prerequisites:
+        yield "an exercise cannot be its own prerequisite"
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content with line ends as in git; nothing where there is none (a pipe would wait)."""
+    """A file's content with line ends as in git; nothing where there is none (a pipe would wait).
+
+    Raises:
+        StudyError: it is there and cannot be read.
+    """
     try:
         return path.read_bytes().replace(b"\r\n", b"\n") if path.is_file() else b""
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        raise StudyError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def file_hash(path: Path) -> str:

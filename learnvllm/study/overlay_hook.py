@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -16,10 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from learnvllm.architecture.errors import ConfigError
+from learnvllm.study.exercise import EXERCISES_PACKAGE
 from learnvllm.study.subject import describe
-
-EXERCISES = "learnvllm_exercises"
-"""The package that holds the learner's files. It exists in memory only."""
 
 Callback = Callable[[ModuleType], None]
 
@@ -36,7 +35,7 @@ class OverlayFinder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.partition(".")[0] == EXERCISES:
+        if name.partition(".")[0] == EXERCISES_PACKAGE:
             return self._exercise_spec(name)
         if name not in self.callbacks:
             return None
@@ -50,7 +49,7 @@ class OverlayFinder(MetaPathFinder):
     def _exercise_spec(self, name: str) -> ModuleSpec | None:
         if name in self.exercises:
             path, reference = self.exercises[name]
-            return spec_from_file_location(name, path, loader=_ExerciseLoader(name, path, reference))
+            return spec_from_file_location(name, path, loader=_ExerciseLoader(path, reference))
         if any(known.startswith(f"{name}.") for known in self.exercises):
             spec = ModuleSpec(name, None, is_package=True)  # a namespace: no file of its own
             spec.submodule_search_locations = []
@@ -77,15 +76,15 @@ class ExerciseError(ConfigError):
 class _ExerciseLoader(Loader):
     """Runs a learner's file. Its target module goes first: whose execution may already have brought it in."""
 
-    def __init__(self, name: str, path: Path, reference: str) -> None:
-        self.name, self.path, self.reference = name, path, reference
+    def __init__(self, path: Path, reference: str) -> None:
+        self.path, self.reference = path, reference
         self._started = False
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        __import__(self.reference)
+        import_module(self.reference)
         self.run(module)
 
     def run(self, module: ModuleType) -> None:
@@ -107,7 +106,7 @@ class _ExerciseLoader(Loader):
 
 def import_exercise(name: str) -> ModuleType:
     """The learner's module, executed; also while its target module is just being imported on its behalf."""
-    module = sys.modules.get(name) or __import__(name, fromlist=["*"])
+    module = import_module(name)
     loader: Any = module.__spec__.loader if module.__spec__ else None
     if isinstance(loader, _ExerciseLoader):
         loader.run(module)

@@ -10,11 +10,10 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-import learnvllm
 from learnvllm.study.exercise import Exercise, StudyError, read_bytes
 from learnvllm.study.failures import todo_members
+from learnvllm.study.sources import reference_path
 from learnvllm.study.subject import describe
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -54,18 +53,20 @@ def make_plan(exercise: Exercise) -> Plan:
     """Compare exercise.py with the reference.
 
     Raises:
-        StudyError: it is missing, is no Python, or lacks one of its targets.
+        StudyError: it is missing, is no Python, or lacks one of its targets; or the reference does.
     """
-    mine, theirs = _definitions(_parse(exercise)), _reference(exercise.module)
+    mine, reference = _definitions(_parse(exercise)), _reference(exercise.module)
     parts: dict[Part, tuple[Definition, str]] = {}
     for symbol in exercise.symbols:
-        node = mine.get(symbol)
+        node, theirs = mine.get(symbol), reference.get(symbol)
+        if theirs is None:
+            raise StudyError(f"{exercise.id}: {exercise.module} defines no class or function {symbol}.")
         if node is None:
             raise StudyError(
                 f"{exercise.path.name} of {exercise.id} does not define {symbol}: was it renamed or deleted? "
                 f"`learnvllm reset {exercise.id}` brings the starter back (yours is kept)."
             )
-        parts |= _parts(exercise, symbol, node, theirs[symbol])
+        parts |= _parts(exercise, symbol, node, theirs)
     todo = tuple(part for part, (node, _) in parts.items() if todo_members(node))
     return Plan(exercise, tuple(parts), todo, tuple(code for _, code in parts.values()))
 
@@ -77,11 +78,9 @@ def check_conflicts(plans: Iterable[Plan]) -> None:
         for part, code in zip(plan.parts, plan.code):
             taken = owners.setdefault((plan.exercise.module, part.symbol), {})
             for member, (other, other_code) in taken.items():
-                clash = (member == part.member and "" not in (code, other_code)) or None in (
-                    member,
-                    part.member,
-                )
-                if clash and code != other_code and other is not plan.exercise:
+                both = member == part.member and "" not in (code, other_code)  # neither only leaves it out
+                whole = None in (member, part.member)
+                if (both or whole) and code != other_code and other is not plan.exercise:
                     raise StudyError(
                         f"{other.id} and {plan.exercise.id} both change {part} of {plan.exercise.module}, "
                         f"each in another way. Run one of them: --mine {other.id}, or --mine "
@@ -110,11 +109,7 @@ def _parse(exercise: Exercise) -> ast.Module:
 
 @cache
 def _reference(module: str) -> dict[str, Definition]:
-    base = Path(learnvllm.__file__).parent.joinpath(*module.split(".")[1:])
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return _definitions(ast.parse(read_bytes(path)))
-    raise StudyError(f"There is no module {module}.")
+    return _definitions(ast.parse(read_bytes(reference_path(module))))
 
 
 def _definitions(tree: ast.Module) -> dict[str, Definition]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from learnvllm.study.catalogue import find_exercise, usable_exercises
+from learnvllm.study.catalogue import find_exercise, place, usable_exercises
 from learnvllm.study.exercise import Exercise, StudyError, file_hash, read_bytes
 from learnvllm.study.overlay_plan import Plan, check_conflicts, make_plan
 from learnvllm.study.progress import ExerciseRecord, load_progress
@@ -37,20 +37,22 @@ def select(words: Iterable[str]) -> Selection:
         StudyError: an id is unknown, a file cannot be used, nothing is left to run, two exercises clash.
     """
     names = list(dict.fromkeys(part.strip() for word in words for part in word.split(",") if part.strip()))
-    named = [_find(name) for name in names if name not in (PASSED, ALL)]
-    chosen = {exercise.id: exercise for exercise in named}
+    found = [_find(name) for name in names if name not in (PASSED, ALL)]
+    named = {exercise.id: exercise for exercise in found}
+    chosen = dict(named)
     selection = Selection()
     if PASSED in names:
-        _add_passed(chosen, selection)
+        _add_passed(chosen, selection.notes)
     if ALL in names:
-        _add_all(chosen, {exercise.id for exercise in named})
+        _add_all(chosen, named)
     if not chosen:
-        raise StudyError(
+        nothing = (
             "no exercise has passed as it is now, so there is no code of yours to run. `learnvllm next` says "
             "where to go on, `learnvllm check ID` grades; --mine ID runs one that has not passed."
         )
-    asked_for = {exercise.id for exercise in named} if ALL not in names else chosen.keys()
-    for exercise in sorted(chosen.values(), key=lambda e: (e.day, e.order, e.name)):
+        raise StudyError(" ".join([nothing, *selection.notes]))
+    asked_for = chosen if ALL in names else named
+    for exercise in sorted(chosen.values(), key=place):
         try:
             selection.plans.append(_plan(exercise))
         except StudyError as error:
@@ -91,21 +93,21 @@ def _find(name: str) -> Exercise:
         ) from None
 
 
-def _add_passed(chosen: dict[str, Exercise], selection: Selection) -> None:
+def _add_passed(chosen: dict[str, Exercise], notes: list[str]) -> None:
     records = load_progress().exercises
     for exercise in usable_exercises():
         record = records.get(exercise.id)
         if record is None or not record.passed_hash or exercise.id in chosen:
             continue
-        if record.passed_hash == file_hash(exercise.path):
+        if _has_passed(exercise, records):
             chosen[exercise.id] = exercise
         else:
-            selection.notes.append(
+            notes.append(
                 f"{exercise.id} was changed since it passed and is left out: learnvllm check {exercise.id}"
             )
 
 
-def _add_all(chosen: dict[str, Exercise], named: set[str]) -> None:
+def _add_all(chosen: dict[str, Exercise], named: Mapping[str, Exercise]) -> None:
     from learnvllm.study.starters import render_starter  # late: parses with libcst
 
     records = load_progress().exercises

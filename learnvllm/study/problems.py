@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 
 from learnvllm.study import proof
-from learnvllm.study.bounded_process import Ending
-from learnvllm.study.exercise import Exercise
+from learnvllm.study.bounded_process import MEMORY_LIMIT, Ending
+from learnvllm.study.exercise import EXERCISES_PACKAGE, Exercise
 from learnvllm.study.grader_events import Events
-from learnvllm.study.subject import SubjectError
+from learnvllm.study.subject import SubjectError, describe
 
 BROKE_DOWN = "The grader broke down"
 """Begins the problem that is pytest's, whatever the file under grading did."""
@@ -32,8 +32,8 @@ def before_run(exercise: Exercise, path: Path) -> str | None:
 
 
 def of_files(exercise: Exercise, path: Path) -> str | None:
-    root = exercise.folder.parent.parent
-    for file in (path, exercise.test_path, root / "conftest.py", root / "pytest.ini"):
+    shared = (exercise.root / name for name in ("conftest.py", "pytest.ini"))
+    for file in (path, exercise.test_path, *shared):
         if file.is_file():
             continue
         way = f"`learnvllm reset {exercise.id}`" if file == exercise.path else f"`git checkout -- {file}`"
@@ -76,9 +76,7 @@ def of_syntax(path: Path) -> str | None:
     try:
         ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
-        text = f": {error.text.strip()}" if error.text and error.text.strip() else ""
-        line = f", line {error.lineno}" if error.lineno else ""
-        return f"{path.name}{line}: {error.msg}{text}"
+        return f"{path.name}{', ' if error.lineno else ': '}{describe(error, path)}"
     except (ValueError, RecursionError, MemoryError) as error:
         return f"{path.name} is no Python source: {error or type(error).__name__}."
     except OSError as error:
@@ -107,7 +105,8 @@ def of_run(
             f"Time limit: not done after {timeout_s:g} s, stopped {meanwhile}.{where} A loop that never ends?"
         )
     if ending.reason == "memory":
-        return f"Memory limit: above {ending.limit_text}, stopped {meanwhile}. Does a list grow for ever?"
+        limit = f"{MEMORY_LIMIT / 2**30:g} GiB"
+        return f"Memory limit: above {limit}, stopped {meanwhile}. Does a list grow for ever?"
     if events.finished and not events.running:
         return None if events.collected else f"{exercise.test_path.name} holds no test any more."
     if events.internal_errors:
@@ -121,7 +120,8 @@ def of_run(
 def _in_plain_words(error: str, path: Path) -> str:
     """Why the grader's file could not be imported: nearly always because of the file under grading."""
     first = error.strip().splitlines()[0].removeprefix(f"{SubjectError.__module__}.SubjectError: ")
-    gone = re.fullmatch(r"AttributeError: module 'learnvllm_exercises\..*' has no attribute '(\w+)'", first)
+    known = rf"AttributeError: module '{EXERCISES_PACKAGE}\..*' has no attribute '(\w+)'"
+    gone = re.fullmatch(known, first)
     return f"{path.name} does not define {gone[1]}: was it renamed or deleted?" if gone else first
 
 

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from learnvllm.study import files
+from learnvllm.study.catalogue import load_exercises
 from learnvllm.study.exercise import Exercise, file_hash, read_bytes
+from learnvllm.study.starters import solution_code
 
 
 class KnownTest(msgspec.Struct, frozen=True):
@@ -37,7 +40,7 @@ class Proof(msgspec.Struct, frozen=True):
 
     exercise: str
     content: str
-    """Hash of what it was proved of: see `content`."""
+    """Hash of what it was proved of: what the function `content` gave then."""
     grader: str
     """Hash of test_exercise.py."""
     tests: tuple[KnownTest, ...]
@@ -49,11 +52,8 @@ def content(exercise: Exercise) -> str:
 
     Texts that no test reads (title, summary, hints, reading) are not in it.
     """
-    from learnvllm.study.starters import solution_code
-
-    root = exercise.folder.parent.parent
     digest = hashlib.sha256(exercise.content_hash().encode())
-    shared = (root / "conftest.py", root / "pytest.ini", *support_files(exercise))
+    shared = (exercise.root / "conftest.py", exercise.root / "pytest.ini", *support_files(exercise))
     for path in (exercise.mutants_path, *shared):
         digest.update(read_bytes(path) + b"\0")
     digest.update(solution_code(exercise).encode())
@@ -62,7 +62,7 @@ def content(exercise: Exercise) -> str:
 
 def support_files(exercise: Exercise) -> list[Path]:
     """The files of exercises/support/ that the grader names, and those that these name."""
-    folder = exercise.folder.parent.parent / "support"
+    folder = exercise.root / "support"
     found: list[Path] = []
     waiting = [exercise.test_path]
     while waiting:
@@ -88,10 +88,10 @@ def read_proof(exercise: Exercise) -> Proof | None:
 
 
 def write_proof(exercise: Exercise, proof: Proof) -> None:
-    text = json.dumps(msgspec.to_builtins(proof), indent=1, ensure_ascii=False)
+    text = json.dumps(msgspec.to_builtins(proof), indent=1, ensure_ascii=False) + "\n"
     path = exercise.folder / "proof.json"
-    if read_bytes(path) != (text + "\n").encode():
-        path.write_text(text + "\n", "utf-8", newline="\n")
+    if read_bytes(path) != text.encode():
+        files.write_text(path, text)
 
 
 def known_tests(exercise: Exercise) -> tuple[str, ...]:
@@ -110,8 +110,6 @@ def changed_grader(exercise: Exercise) -> str | None:
 
 def kill_matrix_markdown(exercises: Sequence[Exercise] | None = None) -> str:
     """Every exercise's mutants and the tests that kill them, from the proofs, as Markdown sections."""
-    from learnvllm.study.catalogue import load_exercises
-
     sections = []
     for exercise in load_exercises() if exercises is None else exercises:
         proof = read_proof(exercise)

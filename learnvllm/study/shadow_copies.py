@@ -16,7 +16,7 @@ from typing import Any
 
 import learnvllm
 from learnvllm.study import overlay
-from learnvllm.study.overlay_hook import EXERCISES
+from learnvllm.study.exercise import EXERCISES_PACKAGE
 from learnvllm.study.overlay_plan import Plan
 
 SEAM = ("learnvllm.scheduling", "learnvllm.kv_cache")
@@ -32,7 +32,7 @@ class ModuleCopy:
 
     def __init__(self, packages: Sequence[str] = SEAM, plans: Sequence[Plan] = ()) -> None:
         self._packages, self._plans = tuple(packages), tuple(plans)
-        names = [name for name in sys.modules if self._covers(name) and not name.startswith(EXERCISES)]
+        names = [name for name in sys.modules if self._covers(name) and name.startswith("learnvllm.")]
         self.modules: dict[str, ModuleType] = {}
         with self.in_place():
             for name in sorted({*names, *packages}):
@@ -70,9 +70,8 @@ class ModuleCopy:
             self._exchange(self.modules, originals)
 
     def _covers(self, name: str) -> bool:
-        return any(
-            name == package or name.startswith(f"{package}.") for package in (*self._packages, EXERCISES)
-        )
+        packages = (*self._packages, EXERCISES_PACKAGE)
+        return any(name == package or name.startswith(f"{package}.") for package in packages)
 
     def _exchange(self, old: dict[str, ModuleType], new: dict[str, ModuleType]) -> None:
         for name in old:

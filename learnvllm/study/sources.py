@@ -1,6 +1,6 @@
-"""Which of our modules a file depends on, read from its imports, and one hash over all of them.
+"""Our modules as files: where each lies, which others it imports, and one hash over all that a file needs.
 
-A result that was computed from them stays true until the hash changes.
+A result that was computed from these stays true until the hash changes.
 """
 
 from __future__ import annotations
@@ -12,15 +12,28 @@ from functools import lru_cache
 from pathlib import Path
 
 import learnvllm
-from learnvllm.study.exercise import read_bytes
+from learnvllm.study.exercise import StudyError, read_bytes
+from learnvllm.study.subject import describe
 
 PACKAGE = Path(learnvllm.__file__).parent
 _EVERYTHING = {"learnvllm.assembly", "learnvllm.cli"}
 """Modules that choose by name what they import: whoever needs them may need anything."""
 
 
+def reference_path(module: str) -> Path:
+    """The source of one of our modules, found without importing it. Raises StudyError when there is none."""
+    path = _path(module)
+    if path is None:
+        raise StudyError(f"There is no module {module}, which an exercise names as the home of its targets.")
+    return path
+
+
 def reference_hash(files: Iterable[Path]) -> str:
-    """Over every module of learnvllm that `files` import, directly or not."""
+    """Over every module of learnvllm that `files` import, directly or not.
+
+    Raises:
+        StudyError: one of them is not there, or no Python.
+    """
     waiting = [name for file in files for name in _imports(file, _stamp(file))]
     seen: set[str] = set()
     while waiting:
@@ -48,13 +61,16 @@ def _all_modules() -> list[str]:
 def _path(module: str) -> Path | None:
     base = PACKAGE.joinpath(*module.split(".")[1:])
     for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file() and base.name:
+        if path.is_file():
             return path
     return None
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    told = path.stat()
+    try:
+        told = path.stat()
+    except OSError as error:
+        raise StudyError(f"{path} cannot be read: {error.strerror}.") from None
     return told.st_mtime_ns, told.st_size
 
 
@@ -62,7 +78,11 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _imports(path: Path, stamp: tuple[int, int]) -> tuple[str, ...]:
     """Modules of ours in its imports, wherever they stand; `from learnvllm import LLM` counts, too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(read_bytes(path))):
+    try:
+        tree = ast.parse(read_bytes(path))
+    except (SyntaxError, ValueError) as error:
+        raise StudyError(f"{path}: {describe(error, path)}") from None
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from pathlib import Path
 
 import libcst as cst
 
-import learnvllm
 from learnvllm.study.exercise import Blank, Exercise, StudyError
 from learnvllm.study.mutants import apply_mutant, find_mutant
 from learnvllm.study.reference_imports import WIDTH, header_imports
+from learnvllm.study.sources import reference_path
 
 Definition = cst.FunctionDef | cst.ClassDef
 
@@ -40,15 +39,6 @@ def solution_code(exercise: Exercise) -> str:
     """The same without the docstring on top."""
     imports, code = _parts(exercise, ())
     return "\n".join([imports, *code])
-
-
-def reference_path(module: str) -> Path:
-    """The source of a module of learnvllm, found without importing it."""
-    path = Path(learnvllm.__file__).parent.joinpath(*module.split(".")[1:])
-    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    raise StudyError(f"There is no module {module} to make a starter from.")
 
 
 def _render(exercise: Exercise, blanks: tuple[Blank, ...]) -> str:
@@ -105,19 +95,20 @@ def _names_used(code: list[str]) -> set[str]:
 def _docstring(exercise: Exercise) -> str:
     """What the file says of itself on top."""
     facts = f"{exercise.level}, {exercise.minutes} minutes, {exercise.points} points"
-    reading = ", ".join(f"docs/{page}" for page in exercise.reading)
-    parts = [
-        f"{exercise.title.rstrip('.')} ({facts}).",
-        exercise.summary.strip(),
-        *([f"Not asked: {exercise.out_of_scope.strip()}"] if exercise.out_of_scope else []),
-        *(["This file has a mistake in it. Find it and repair it."] if exercise.bug else []),
-        *([f"Read: {reading}"] if reading else []),
-        f"Check: learnvllm check {exercise.id}",
-    ]
-    filled = [textwrap.fill(" ".join(part.split()), WIDTH, break_long_words=False) for part in parts]
-    filled[-2:] = ["\n".join(filled[-2:])] if reading else filled[-2:]
-    body = "\n\n".join(filled).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    paragraphs = [f"{exercise.title.rstrip('.')} ({facts}).", exercise.summary]
+    if exercise.out_of_scope:
+        paragraphs.append(f"Not asked: {exercise.out_of_scope}")
+    if exercise.bug:
+        paragraphs.append("This file has a mistake in it. Find it and repair it.")
+    last = [f"Read: {', '.join(f'docs/{page}' for page in exercise.reading)}"] if exercise.reading else []
+    last.append(f"Check: learnvllm check {exercise.id}")
+    body = "\n\n".join([*map(_filled, paragraphs), "\n".join(map(_filled, last))])
+    body = body.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     return f'"""{body}\n"""'
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False)
 
 
 class _Blanker(cst.CSTTransformer):

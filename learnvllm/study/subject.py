@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from learnvllm.architecture import envs
+from learnvllm.study.exercise import module_name
 
 
 class SubjectError(Exception):
@@ -27,7 +28,7 @@ def load_subject(test_file: str) -> ModuleType:
     """
     folder = Path(test_file).resolve().parent
     path: Path = envs.get("LEARNVLLM_SUBJECT") or folder / "exercise.py"
-    name = f"learnvllm_exercises.{folder.parent.name}.{folder.name}"
+    name = module_name(folder)
     if not path.is_file():
         raise SubjectError(f"{path} is not there. `learnvllm reset {folder.name}` brings the starter back.")
     spec = importlib.util.spec_from_file_location(name, path)
@@ -48,8 +49,9 @@ def load_subject(test_file: str) -> ModuleType:
 def describe(error: BaseException, path: Path) -> str:
     """What an exception says, with the line of `path` where it came from."""
     if isinstance(error, SyntaxError):
-        text = f": {error.text.strip()}" if error.text else ""
-        return f"line {error.lineno}: {error.msg}{text}"
+        line = f"line {error.lineno}: " if error.lineno else ""
+        text = f": {error.text.strip()}" if error.text and error.text.strip() else ""
+        return f"{line}{error.msg}{text}"
     if isinstance(error, SystemExit):
         said = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     else:

@@ -65,6 +65,7 @@ def test_without_a_folder_one_is_told_what_to_set(tmp_path: Path, monkeypatch: p
         ({"minutes": ""}, "missing required field `minutes`"),
         ({"id": '"architecture.other"'}, "must be 'architecture.tiny', after its folder"),
         ({"level": '"hard"'}, "level = 'hard' is none of fill-in"),
+        ({"folder": '"here"'}, "exercise.toml: its place says what folder would"),
         ({"points": "0"}, "points = 0 must be above 0"),
         ({"targets": "[]"}, "targets is empty"),
         ({"targets": '["learnvllm.architecture.math_utils"]'}, "no ':Symbol'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.overlay_plan import check_conflicts, make_plan
@@ -58,6 +59,20 @@ def test_what_is_still_todo_is_known(learner: Learner) -> None:
 def test_a_syntax_error_is_named_with_its_line(learner: Learner) -> None:
     exercise = learner.write("token_budget", "def f(:\n")
     with pytest.raises(StudyError, match=r"scheduling.token_budget: exercise.py cannot be used: line 1: "):
+        make_plan(exercise)
+
+
+def test_no_source_at_all_is_named_without_a_line(learner: Learner) -> None:
+    exercise = learner.write("token_budget", "x = 1\0\n")
+    with pytest.raises(
+        StudyError, match=r"exercise.py cannot be used: source code string cannot contain null"
+    ):
+        make_plan(exercise)
+
+
+def test_a_target_that_the_reference_lacks_is_named(learner: Learner) -> None:
+    exercise = replace(learner.solve("token_budget"), targets=("learnvllm.scheduling.scheduler:Gone",))
+    with pytest.raises(StudyError, match=r"learnvllm.scheduling.scheduler defines no class or function Gone"):
         make_plan(exercise)
 
 

@@ -25,6 +25,11 @@ def test_passed_is_what_passed_as_it_is_now(learner: Learner) -> None:
     assert selection.notes == [
         "kv_cache.free_queue was changed since it passed and is left out: learnvllm check kv_cache.free_queue"
     ]
+    learner.reset("token_budget")
+    with pytest.raises(
+        StudyError, match=r"^no exercise has passed as it is now.* kv_cache.free_queue was changed"
+    ):
+        select(["passed"])
 
 
 def test_all_insists_that_what_is_written_has_passed(learner: Learner) -> None:
