@@ -53,7 +53,7 @@ def todo_members(tree: ast.AST) -> list[str]:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions within an exception group, or the one given; then what each came from."""
+    """The exceptions within an exception group, however deep, or the one given."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             yield from _leaves(part)

@@ -52,13 +52,13 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None and report.failed:
         failure = explain(call.excinfo.value, _subject_path(item))
-        report.user_properties.append(("learnvllm", failure.__dict__))
+        report.user_properties.append(("learnvllm", vars(failure)))
         if failure.kind != "failed":
             report.longrepr = failure.message
     return report
 
 
-def points_of(item: pytest.Item) -> float:
+def _points_of(item: pytest.Item) -> float:
     """What a test is worth: its @pytest.mark.points."""
     marker = item.get_closest_marker("points")
     return marker.args[0] if marker is not None and marker.args else 0
@@ -72,14 +72,14 @@ def _subject_path(item: pytest.Item) -> Path:
 class _Recorder:
     """Writes the events and keeps what tests print, within bounds."""
 
-    def __init__(self, path: Path, time_limit: float) -> None:
+    def __init__(self, path: Path, stack_after: float) -> None:
         self._file = path.open("a", encoding="utf-8")
         self._pid = os.getpid()
         self._screen = (sys.stdout, sys.stderr)
         self._printed = _Bounded()
-        if time_limit:  # then say where the code under grading was: it may be ended soon after
+        if stack_after:  # seconds, then say where the code under grading is: it may be ended soon after
             self._stack = path.with_suffix(".stack").open("w", encoding="utf-8")
-            faulthandler.dump_traceback_later(time_limit, file=self._stack)
+            faulthandler.dump_traceback_later(stack_after, file=self._stack)
 
     def _write(self, event: str, **fields: Any) -> None:
         if os.getpid() == self._pid:  # not in a process that a learner's code forked
@@ -95,20 +95,18 @@ class _Recorder:
             self._write("collect_error", message=crash.message if crash else str(report.longrepr))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._write(
-            "collected",
-            output=self._printed.take(),
-            tests=[
-                {"name": item.name, "test": _test_name(item), "points": points_of(item)}
-                for item in session.items
-            ],
-        )
+        self._printed.take()  # what importing prints belongs to no test
+        tests = [
+            {"test": _name(item.nodeid).partition("[")[0], "points": _points_of(item)}
+            for item in session.items
+        ]
+        self._write("collected", tests=tests)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._write("start", name=nodeid.split("::", 1)[-1])
+        self._write("start", name=_name(nodeid))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._write("ended", name=nodeid.split("::", 1)[-1])
+        self._write("ended", name=_name(nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -121,7 +119,7 @@ class _Recorder:
                 }
             self._write(
                 "report",
-                name=report.nodeid.split("::", 1)[-1],
+                name=_name(report.nodeid),
                 outcome=report.outcome,
                 seconds=round(report.duration, 3),
                 output=self._printed.take(),
@@ -151,9 +149,9 @@ class _Recorder:
             os._exit(0)
 
 
-def _test_name(item: pytest.Item) -> str:
-    """A test function's name, the same for all of its parameters."""
-    return item.nodeid.split("::", 1)[-1].partition("[")[0]
+def _name(nodeid: str) -> str:
+    """A test's name, with its parameters in brackets and without its file."""
+    return nodeid.split("::", 1)[-1]
 
 
 class _Bounded(io.TextIOBase):

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def grade(
 
     Args:
         timeout_s: seconds until the process and all that it started are ended.
-        on_output: called with a line whenever a test begins, for a progress display.
+        on_output: called with the name of each test that begins, for a progress display.
         on_tick: called a few times a second meanwhile; what it raises ends the grader and reaches the caller.
 
     Raises:
@@ -130,13 +131,14 @@ def grade(
     started = time.monotonic()
     problem = problems.before_run(exercise, path)
     path = Path(os.path.realpath(path))
+    report = partial(_report, exercise, path, _hash_of(path), started)
     if problem:
-        return _report(exercise, path, started, problem=problem)
+        return report(problem=problem)
     with tempfile.TemporaryDirectory(prefix="learnvllm-grade-", ignore_cleanup_errors=True) as scratch:
         events_path = Path(scratch) / "events.jsonl"
         ending = bounded_process.run(
             _command(exercise, events_path, max(timeout_s - 2, timeout_s / 2)),
-            cwd=exercise.folder.parent.parent,
+            cwd=exercise.root,
             env=_environment(path, Path(scratch)),
             timeout_s=timeout_s,
             watch=_announcer(events_path, on_output, on_tick),
@@ -144,20 +146,28 @@ def grade(
         events = read_events(events_path)
         line = last_line(events_path.with_suffix(".stack"), path)
     problem = problems.of_run(exercise, path, ending, events, timeout_s, line)
-    tests = _test_reports(events, ending)
     problem = problem or problems.of_points(exercise, events)
-    return _report(exercise, path, started, tests, problem, ending.output)
+    return report(_test_reports(events, ending), problem, proof.changed_grader(exercise), ending.output)
+
+
+def _hash_of(path: Path) -> str:
+    """Taken before the run: what is saved while the grader is at work was not graded."""
+    try:
+        return file_hash(path)
+    except StudyError:  # `problem` says that it cannot be read
+        return ""
 
 
 def _report(
     exercise: Exercise,
     path: Path,
+    subject_hash: str,
     started: float,
     tests: tuple[TestReport, ...] = (),
     problem: str | None = None,
+    note: str | None = None,
     output: str = "",
 ) -> GradeReport:
-    note = proof.changed_grader(exercise)
     return GradeReport(
         exercise_id=exercise.id,
         subject=path,
@@ -167,7 +177,7 @@ def _report(
         tests=tests,
         problem=problem,
         seconds=time.monotonic() - started,
-        subject_hash=file_hash(path),
+        subject_hash=subject_hash,
         notes=(note,) if note else (),
         not_written=_still_todo(path),
         output=output,
@@ -189,7 +199,7 @@ def _command(exercise: Exercise, events: Path, stack_after: float) -> list[str]:
         *(sys.executable, "-X", "utf8", "-m", "pytest", str(exercise.test_path)),
         *("-q", "-s", "--no-header", "--no-summary", "--tb=short", "-p", "no:faulthandler"),
         *(word for plugin in plugins for word in ("-p", plugin)),
-        *("-c", str(exercise.folder.parent.parent / "pytest.ini")),
+        *("-c", str(exercise.root / "pytest.ini")),
         *("--grader-events", str(events), "--grader-stack-after", str(stack_after)),
     ]
 

@@ -28,12 +28,16 @@ def _stat(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def changes(paths: Sequence[Path], wait: Callable[[float], object] = time.sleep) -> Iterator[None]:
+def changes(
+    paths: Sequence[Path], wait: Callable[[float], object] = time.sleep, *, since: State | None = None
+) -> Iterator[None]:
     """Yield after every change, for ever. What changed while the consumer was busy counts as one change.
 
-    `wait` is called between two looks; whoever raises in it (Ctrl-C) ends the watching.
+    Args:
+        wait: called between two looks; whoever raises in it (Ctrl-C) ends the watching.
+        since: what was there when the consumer last looked (`state_of`); left out: what is there now.
     """
-    seen = state_of(paths)
+    seen = state_of(paths) if since is None else since
     while True:
         wait(INTERVAL_S)
         state = state_of(paths)

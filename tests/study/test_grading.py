@@ -13,7 +13,7 @@ import pytest
 
 from learnvllm.study import bounded_process
 from learnvllm.study.catalogue import find_exercise
-from learnvllm.study.exercise import Exercise
+from learnvllm.study.exercise import Exercise, file_hash
 from learnvllm.study.grading import GradeReport, grade
 from learnvllm.study.mutants import apply_mutant, find_mutant
 from learnvllm.study.starters import render_solution
@@ -73,6 +73,15 @@ def test_another_file_can_be_graded(free_queue: Exercise, tmp_path: Path) -> Non
     assert said.startswith("After append(0), append(1) the queue must hold [0, 1], it holds [1, 0].")
     assert "operations=[('append', 0), ('append', 1)]" in said  # the smallest example
     assert "\nassert " not in said
+
+
+def test_what_is_saved_meanwhile_was_not_graded(free_queue: Exercise) -> None:
+    """Its hash would make it pass."""
+    path = solved(free_queue)
+    graded = file_hash(path)
+    report = grade(free_queue, on_output=lambda name: path.write_text("nonsense", "utf-8"))
+    assert report.passed
+    assert report.subject_hash == graded != file_hash(path)
 
 
 def test_an_error_is_told_with_the_line_of_the_learner(free_queue: Exercise) -> None:
@@ -262,6 +271,18 @@ def test_a_renamed_file_is_named(free_queue: Exercise) -> None:
     assert "exercise.py is missing" in problem
     assert "there is solution.py: rename it back?" in problem
     assert "learnvllm reset kv_cache.free_queue" in problem
+
+
+def test_a_file_that_may_not_be_read_is_named(free_queue: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "exercise.py":
+            raise PermissionError(13, "Permission denied")
+        return original(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert grade(free_queue).problem == "exercise.py cannot be read: Permission denied."
 
 
 def test_a_deleted_grader_is_named(free_queue: Exercise) -> None:

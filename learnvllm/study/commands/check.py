@@ -105,6 +105,7 @@ def _watch(exercise: Exercise, args: argparse.Namespace) -> int:
     passed = False
     try:
         while True:
+            before = watch.state_of([exercise.path])
             checked = _check_and_show(exercise, args)
             passed = checked.report.passed
             following = next_exercise() if passed and follow else exercise
@@ -115,7 +116,7 @@ def _watch(exercise: Exercise, args: argparse.Namespace) -> int:
                 continue
             if not args.json:
                 console().print(f"[faint]Watching {escape(files.shown(exercise.path))}. Ctrl-C ends it.[/]\n")
-            next(watch.changes([exercise.path], time.sleep))
+            next(watch.changes([exercise.path], time.sleep, since=before))
     except KeyboardInterrupt:
         return PASSED if passed else FAILED
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from learnvllm import cli
-from learnvllm.study import files, progress, to_notebook, watch
+from learnvllm.study import files, grading, progress, to_notebook, watch
 from learnvllm.study.catalogue import find_day
 from learnvllm.study.commands import check as check_command
 from learnvllm.study.exercise import Exercise
@@ -214,7 +214,7 @@ def test_watch_checks_at_every_save_until_ctrl_c(
 ) -> None:
     saves = iter([True, True])
 
-    def changes(paths: list[Path], wait: Any) -> Any:
+    def changes(paths: list[Path], wait: Any, *, since: Any) -> Any:
         assert paths == [tiny.path]
         if not next(saves, False):
             raise KeyboardInterrupt
@@ -224,6 +224,25 @@ def test_watch_checks_at_every_save_until_ctrl_c(
     monkeypatch.setattr(watch, "changes", changes)
     assert shell("check tiny --watch --json") == 0
     assert [json.loads(line)["status"] for line in shell.out.splitlines()] == ["pass", "fail", "pass"]
+
+
+def test_watch_notices_what_was_saved_while_it_checked(
+    tiny: Exercise, graded: dict[str, Any], shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, looks = grading.grade, iter(range(5))
+
+    def check_and_save(*args: Any, **kwargs: Any) -> Any:
+        tiny.path.write_text("mine = 1")
+        return check(*args, **kwargs)
+
+    def sleep(_: float) -> None:
+        if graded["calls"] > 1 or next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(grading, "grade", check_and_save)
+    monkeypatch.setattr(time, "sleep", sleep)
+    shell("check tiny --watch --json")
+    assert graded["calls"] == 2
 
 
 def test_watch_without_an_id_moves_on_after_a_pass(

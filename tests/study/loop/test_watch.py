@@ -62,5 +62,11 @@ def test_a_file_that_is_gone_for_a_moment_is_one_change(file: Path) -> None:
     assert count(file, file.unlink, nothing) == 0
 
 
+def test_a_save_while_the_consumer_was_busy_is_noticed(file: Path) -> None:
+    before = watch.state_of([file])
+    file.write_text("longer")
+    next(watch.changes([file], script(nothing), since=before))
+
+
 def test_no_save_no_check(file: Path) -> None:
     assert count(file, nothing, nothing, nothing) == 0
