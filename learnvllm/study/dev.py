@@ -10,8 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from learnvllm.study import files
 from learnvllm.study.catalogue import find_exercise, load_exercises
 from learnvllm.study.exercise import Exercise, StudyError, read_bytes
+from learnvllm.study.progress import progress_path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
         write_site(args.out)
         return 0
-    exercises = [find_exercise(name) for name in args.ids] if args.ids else load_exercises()
+    exercises = list(dict.fromkeys(map(find_exercise, args.ids))) if args.ids else load_exercises()
     if not exercises:
         raise StudyError("There are no exercises here.")
     if args.dev_action == "generate":
@@ -60,19 +62,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def generate(exercises: Sequence[Exercise], only_check: bool = False) -> int:
-    """Write each starter that differs from its generation; with `only_check`, name it and return 1."""
+    """Write each starter that differs from its generation; with `only_check`, name it and return 1.
+
+    Where somebody learns in this checkout, what is replaced may be theirs, and is kept.
+    """
     from learnvllm.study.starters import render_starter
 
-    differing = []
+    differing = 0
     for exercise in exercises:
         starter = render_starter(exercise)
         if read_bytes(exercise.path) == starter.encode():
             continue
-        differing.append(exercise)
-        if not only_check:
-            exercise.path.write_text(starter, "utf-8", newline="\n")
-    for exercise in differing:
-        print(f"{'differs' if only_check else 'written'}: {exercise.path}")
+        differing += 1
+        if only_check:
+            print(f"differs: {exercise.path}")
+            continue
+        if exercise.path.exists() and progress_path().exists():
+            print(f"kept: {files.back_up(exercise.path, exercise.id)}")
+        files.write_text(exercise.path, starter)
+        print(f"written: {exercise.path}")
     if only_check and differing:
         print("Run `learnvllm dev generate`, and commit what it writes.")
         return 1

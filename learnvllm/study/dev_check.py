@@ -6,9 +6,9 @@ modules behind it stay as they are, so a second run is quick.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,15 +19,14 @@ from typing import Any
 
 import msgspec
 
-from learnvllm.study import proof, structure
-from learnvllm.study.catalogue import exercises_root
+from learnvllm.study import files, proof, structure
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.grading import GradeReport, grade
-from learnvllm.study.mutants import apply_mutant, load_mutants
+from learnvllm.study.mutants import Mutant, apply_mutant, load_mutants
 from learnvllm.study.problems import BROKE_DOWN
 from learnvllm.study.proof import Killed, KnownTest, Proof
-from learnvllm.study.sources import PACKAGE, reference_hash
-from learnvllm.study.starters import reference_path, render_solution, render_starter
+from learnvllm.study.sources import PACKAGE, reference_hash, reference_path
+from learnvllm.study.starters import render_solution, render_starter
 
 GRADER_LIMIT_S = 15.0
 """A grader that takes longer on the reference is too slow for the loop of a learner."""
@@ -50,11 +49,15 @@ class CheckReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Runs:
-    """The graders to run for one exercise, by what each grades."""
+    """The graders that run for one exercise, and what they prove: what was there when they were begun."""
 
     exercise: Exercise
     key: str
+    content: str
+    grader: str
+    mutants: tuple[Mutant, ...]
     futures: dict[str, Future[GradeReport]]
+    """By what each grades."""
 
 
 def check(
@@ -73,19 +76,22 @@ def check(
     """
     reports: list[CheckReport] = []
     with tempfile.TemporaryDirectory(prefix="learnvllm-check-") as scratch, ThreadPoolExecutor(jobs) as pool:
-        plans: list[CheckReport | _Runs] = []
-        for exercise in exercises:
-            plans.append(_plan(exercise, pool, Path(scratch), fresh))
-        total = sum(len(plan.futures) for plan in plans if isinstance(plan, _Runs))
-        done = 0
-        for plan in plans:
-            if isinstance(plan, _Runs):
+        try:
+            plans = [_plan(exercise, pool, Path(scratch), fresh) for exercise in exercises]
+            total = sum(len(plan.futures) for plan in plans if isinstance(plan, _Runs))
+            done = 0
+            for plan in plans:
+                if isinstance(plan, CheckReport):
+                    reports.append(plan)
+                    continue
                 for name, future in plan.futures.items():
                     future.result()
                     done += 1
                     progress(f"{done} of {total}: {plan.exercise.id}, {name}")
-                plan = _judge(plan)
-            reports.append(plan)
+                reports.append(_judge(plan))
+        except BaseException:  # Ctrl-C before all: the pool would first run whatever is still to come
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return [_with_structure(exercise, report) for exercise, report in zip(exercises, reports)]
 
 
@@ -98,17 +104,23 @@ def _with_structure(exercise: Exercise, report: CheckReport) -> CheckReport:
 def _plan(exercise: Exercise, pool: ThreadPoolExecutor, scratch: Path, fresh: bool) -> CheckReport | _Runs:
     """What is known of the exercise, or what is to be run to know it."""
     try:
-        key = _key(exercise)
+        content, grader = proof.content(exercise), proof.grader_hash(exercise)
+        key = _key(exercise, content)
         known = None if fresh else _remembered(exercise, key)
-        return known or _Runs(exercise, key, _start(exercise, pool, scratch))
+        if known is not None:
+            return known
+        mutants = load_mutants(exercise)
+        return _Runs(exercise, key, content, grader, mutants, _start(exercise, mutants, pool, scratch))
     except StudyError as error:
         return CheckReport(exercise.id, (str(error),), 0, exercise.points, 0, None)
 
 
-def _start(exercise: Exercise, pool: ThreadPoolExecutor, scratch: Path) -> dict[str, Future[GradeReport]]:
+def _start(
+    exercise: Exercise, mutants: Sequence[Mutant], pool: ThreadPoolExecutor, scratch: Path
+) -> dict[str, Future[GradeReport]]:
     solution = render_solution(exercise)
     texts = {STARTER: render_starter(exercise), REFERENCE: solution}
-    texts |= {MUTANT + mutant.name: apply_mutant(solution, mutant) for mutant in load_mutants(exercise)}
+    texts |= {MUTANT + mutant.name: apply_mutant(solution, mutant) for mutant in mutants}
     futures = {}
     for number, (name, text) in enumerate(texts.items()):
         path = scratch / exercise.id / str(number) / "exercise.py"
@@ -126,8 +138,7 @@ def _judge(runs: _Runs) -> CheckReport:
     reports = {name: future.result() for name, future in runs.futures.items()}
     reference, starter = reports[REFERENCE], reports[STARTER]
     mutants = tuple(
-        Killed(mutant.name, mutant.why, _killers(reports[MUTANT + mutant.name]))
-        for mutant in load_mutants(exercise)
+        Killed(mutant.name, mutant.why, _killers(reports[MUTANT + mutant.name])) for mutant in runs.mutants
     )
     wrong = _mistakes_of_reference(reference)
     if starter.passed:
@@ -138,18 +149,18 @@ def _judge(runs: _Runs) -> CheckReport:
         for name, report in reports.items()
         if report.problem and report.problem.startswith(BROKE_DOWN)
     ]
-    known = Proof(
+    proved = Proof(
         exercise=exercise.id,
-        content=proof.content(exercise),
-        grader=proof.grader_hash(exercise),
+        content=runs.content,
+        grader=runs.grader,
         tests=tuple(KnownTest(test.name, int(test.max_points)) for test in reference.tests),
         mutants=mutants,
     )
     report = CheckReport(
-        exercise.id, tuple(wrong), starter.points, exercise.points, round(reference.seconds, 1), known
+        exercise.id, tuple(wrong), starter.points, exercise.points, round(reference.seconds, 1), proved
     )
     if not wrong:
-        proof.write_proof(exercise, known)
+        proof.write_proof(exercise, proved)
         _remember(exercise, runs.key, report)
     return report
 
@@ -184,38 +195,38 @@ def _mistakes_of_reference(report: GradeReport) -> list[str]:
 # --------------------------------------------------------------------------------------------- the memory
 
 
-def _key(exercise: Exercise) -> str:
+class _Memory(msgspec.Struct, frozen=True):
+    """A result, and what it was of."""
+
+    key: str
+    report: CheckReport
+
+
+def _key(exercise: Exercise, content: str) -> str:
     """Of all that a result depends on: the exercise, and every module of ours that it or its grader needs."""
     machinery = [PACKAGE / "study" / name for name in ("dev_check.py", "grader_plugin.py")]
-    files = [*machinery, exercise.test_path, reference_path(exercise.module), *proof.support_files(exercise)]
-    return hashlib.sha256((proof.content(exercise) + reference_hash(files)).encode()).hexdigest()
+    behind = [*machinery, exercise.test_path, reference_path(exercise.module), *proof.support_files(exercise)]
+    return hashlib.sha256((content + reference_hash(behind)).encode()).hexdigest()
 
 
-def _memory(exercise: Exercise) -> Path:
-    return exercises_root().parent / ".learnvllm" / "dev_check" / f"{exercise.id}.json"
+def _memory_path(exercise: Exercise) -> Path:
+    return exercise.root.parent / ".learnvllm" / "dev_check" / f"{exercise.id}.json"
 
 
 def _remembered(exercise: Exercise, key: str) -> CheckReport | None:
     try:
-        told = json.loads(_memory(exercise).read_bytes())
-        report = msgspec.convert(told["report"], CheckReport)
-    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
+        memory = msgspec.json.decode(_memory_path(exercise).read_bytes(), type=_Memory)
+    except (OSError, msgspec.MsgspecError):
         return None
-    if told["key"] != key or report.proof is None:
+    if memory.key != key or memory.report.proof is None:
         return None
-    proof.write_proof(exercise, report.proof)
-    return msgspec.structs.replace(report, cached=True)
+    proof.write_proof(exercise, memory.report.proof)
+    return msgspec.structs.replace(memory.report, cached=True)
 
 
 def _remember(exercise: Exercise, key: str, report: CheckReport) -> None:
-    path = _memory(exercise)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps({"key": key, "report": msgspec.to_builtins(report)}), "utf-8")
-        new.replace(path)
-    except OSError:
-        pass  # only costs time, the next time
+    with contextlib.suppress(StudyError):  # only costs time, the next time
+        files.write_text(_memory_path(exercise), msgspec.json.encode(_Memory(key, report)).decode())
 
 
 # --------------------------------------------------------------------------------------------- the command
@@ -243,7 +254,7 @@ def command(
             print(as_text(report))
         print(summary(reports))
     if markdown:
-        Path(markdown).write_text(proof.kill_matrix_markdown(exercises), "utf-8")
+        files.write_text(Path(markdown), proof.kill_matrix_markdown(exercises))
     return int(any(report.mistakes for report in reports))
 
 
@@ -267,11 +278,10 @@ def summary(reports: Sequence[CheckReport]) -> str:
     killed, mutants = count_killed(reports)
     wrong = [report.exercise for report in reports if report.mistakes]
     known = sum(report.cached for report in reports)
-    lines = [
+    return (
         f"{len(reports) - len(wrong)} of {len(reports)} exercises proved ({known} known from before), "
-        f"{killed} of {mutants} mutants killed."
-    ]
-    return "\n".join([*lines, *([f"Not proved: {', '.join(wrong)}"] if wrong else [])])
+        f"{killed} of {mutants} mutants killed." + (f"\nNot proved: {', '.join(wrong)}" if wrong else "")
+    )
 
 
 def as_text(report: CheckReport) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from learnvllm.study.catalogue import load_exercises
 from learnvllm.study.exercise import FILES, MIN_MUTANTS, Exercise, StudyError, read_bytes
 from learnvllm.study.mutants import apply_mutant, load_mutants
+from learnvllm.study.problems import of_syntax
 from learnvllm.study.starters import render_solution, render_starter
 
 
@@ -91,6 +92,15 @@ def _wrong_files(exercise: Exercise) -> Iterator[str]:
     for path in sorted(exercise.folder.iterdir()):
         if path.name not in known and path.suffix != ".bak":
             yield f"{path.name} does not belong there"
+    if exercise.test_path.is_file():
+        yield from _mistakes_of_grader(exercise)
+
+
+def _mistakes_of_grader(exercise: Exercise) -> Iterator[str]:
+    """It judges the learner's code, and only that."""
+    if problem := of_syntax(exercise.test_path):
+        yield problem
+        return
     grader = read_bytes(exercise.test_path).decode()
     if "load_subject(__file__)" not in grader:
         yield "test_exercise.py does not call load_subject(__file__): whose code would it grade?"
@@ -109,7 +119,7 @@ def _wrong_links(exercise: Exercise) -> Iterator[str]:
     for name in exercise.prerequisites:
         if name not in ids:
             yield f"prerequisite {name!r} is no exercise"
-    docs = exercise.folder.parents[2] / "docs"
+    docs = exercise.root.parent / "docs"
     if not docs.is_dir():  # the exercises alone, without the checkout
         return
     for page in exercise.reading:

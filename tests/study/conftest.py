@@ -1,4 +1,4 @@
-"""A folder of exercises that a test may do anything with."""
+"""A folder of exercises, and a state, that a test may do anything with."""
 
 import shutil
 from collections.abc import Callable
@@ -25,6 +25,7 @@ def exercises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = SOURCE / "day04_kv_cache/free_queue"
     shutil.copytree(source, root / "day04_kv_cache/free_queue", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setenv("LEARNVLLM_EXERCISES", str(root))
+    monkeypatch.setenv("LEARNVLLM_STUDY_HOME", str(tmp_path / "home"))
     exercise = find_exercise("free_queue")
     exercise.path.write_text(render_starter(exercise), "utf-8")
     return root

@@ -1,15 +1,19 @@
 """dev check finds what it is there to find: a mutant that lives, a solved starter, a page that is silent."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from learnvllm.study import dev, dev_check, proof, structure
+from learnvllm.study import dev, dev_check, proof, sources, structure
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.exercise import Exercise, StudyError
+from learnvllm.study.files import study_home
+from learnvllm.study.grading import GradeReport, TestReport
 from learnvllm.study.mutants import load_mutants
+from learnvllm.study.progress import record_hint
 from learnvllm.study.sources import reference_hash
 from learnvllm.study.starters import render_solution, render_starter
 
@@ -90,8 +94,9 @@ def test_better_texts_leave_the_proof_and_a_learner_s_pass_alone(tiny: Exercise)
         ("Rounds up.", "Rounds up, always."),
         ('"one"', '"another"'),
         ("Tiny", "Small"),
-        ("Up.", "!"),
+        ("Round up.", "Up!"),
     ):
+        assert text.count(old) == 1
         text = text.replace(old, new)
     told.write_text(f'reading = ["topics/architecture/concepts.md"]\n{text}', "utf-8")
     known = proof.read_proof(tiny)
@@ -186,6 +191,13 @@ def test_too_few_mutants_missing_and_stray_files_are_told(tiny: Exercise) -> Non
     assert "notes.txt does not belong there" in told
 
 
+def test_a_grader_that_is_gone_or_no_python_is_told(tiny: Exercise) -> None:
+    tiny.test_path.write_text("def broken(:\n", "utf-8")
+    assert "test_exercise.py, line 1: invalid syntax: def broken(:" in checked(tiny).mistakes
+    tiny.test_path.unlink()
+    assert "test_exercise.py is missing" in checked(tiny).mistakes
+
+
 def test_pages_are_held_to_it(tiny: Exercise) -> None:
     docs = tiny.folder.parents[2] / "docs/topics/architecture"
     docs.mkdir(parents=True)
@@ -197,6 +209,53 @@ def test_pages_are_held_to_it(tiny: Exercise) -> None:
 def test_a_solved_starter_is_told(tiny: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dev_check, "render_starter", render_solution)
     assert "the starter passes: there is nothing to do" in checked(tiny).mistakes
+
+
+@pytest.fixture
+def graded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The verdict without a grader: only the reference passes. Whose text was graded, as far as it came."""
+    texts: list[str] = []
+
+    def grade(exercise: Exercise, path: Path, **_: float) -> GradeReport:
+        texts.append(path.read_text("utf-8"))
+        passed = texts[-1] == render_solution(exercise)
+        test = TestReport("test_exact", "passed" if passed else "failed", 2 * passed, 2)
+        return GradeReport(exercise.id, path, passed, test.points, 2, (test,), None, 0, "")
+
+    monkeypatch.setattr(dev_check, "grade", grade)
+    return texts
+
+
+def test_what_is_proved_is_what_was_there_when_it_began(tiny: Exercise, graded: list[str]) -> None:
+    """Somebody goes on writing meanwhile: the new text has not been proved."""
+    before = proof.content(tiny)
+
+    def edit(_: str) -> None:
+        tiny.test_path.write_text(GRADER + "# more\n", "utf-8")
+        tiny.mutants_path.write_text(MUTANTS.replace("m4", "new"), "utf-8")
+
+    report = dev_check.check([tiny], progress=edit)[0]
+    assert report.mistakes == ()
+    assert report.proof is not None
+    assert report.proof.content == before != proof.content(tiny)
+    assert report.proof.grader != proof.grader_hash(tiny)
+    assert [mutant.name for mutant in report.proof.mutants] == ["m0", "m1", "m2", "m3", "m4"]
+
+
+def test_ctrl_c_begins_no_further_grader(tiny: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def grade(exercise: Exercise, path: Path, **_: float) -> None:
+        begun.append(path)
+        time.sleep(0.1)
+
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dev_check, "grade", grade)
+    with pytest.raises(KeyboardInterrupt):
+        dev_check.check([tiny], progress=interrupted)
+    assert len(begun) < 7
 
 
 def test_a_slow_grader_is_told(tiny: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,17 +309,27 @@ def test_generate_writes_starters_and_check_only_compares(
     assert dev.main(["generate", "--check"]) == 1
     assert tiny.path.read_text("utf-8") == "mine"
     assert f"differs: {tiny.path}" in capsys.readouterr().out
-    assert dev.main(["generate", "tiny"]) == 0
+    assert dev.main(["generate", "tiny", "architecture.tiny"]) == 0
+    assert "1 starter is as generated." in capsys.readouterr().out  # named twice
     assert tiny.path.read_text("utf-8") == render_starter(tiny)
 
 
-def test_the_hash_follows_imports(tmp_path: Path) -> None:
+def test_generate_keeps_what_a_learner_wrote(tiny: Exercise) -> None:
+    backups = study_home() / "backups/architecture.tiny"
+    tiny.path.write_text("an old starter", "utf-8")
+    assert dev.main(["generate"]) == 0
+    assert not backups.exists()  # nobody is learning here
+    record_hint(tiny)
+    tiny.path.write_text("mine", "utf-8")
+    assert dev.main(["generate"]) == 0
+    assert [path.read_text("utf-8") for path in backups.iterdir()] == ["mine"]
+
+
+def test_the_hash_follows_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grader of the pool depends on hashing, which the pool imports, and not on the serving layer."""
     few, all_ = tmp_path / "few.py", tmp_path / "all.py"
     few.write_text("from learnvllm.kv_cache import block_pool\n", "utf-8")
     all_.write_text("from learnvllm import LLM\n", "utf-8")
-    from learnvllm.study import sources
-
     seen: list[str] = []
     original = sources._path
 
@@ -268,13 +337,10 @@ def test_the_hash_follows_imports(tmp_path: Path) -> None:
         seen.append(module)
         return original(module)
 
-    sources._path = spy
-    try:
-        first = reference_hash([few])
-        names = set(seen)
-        assert reference_hash([few]) == first != reference_hash([all_])
-    finally:
-        sources._path = original
+    monkeypatch.setattr(sources, "_path", spy)
+    first = reference_hash([few])
+    names = set(seen)
+    assert reference_hash([few]) == first != reference_hash([all_])
     assert {"learnvllm.kv_cache.block_pool", "learnvllm.kv_cache.hashing"} <= names
     assert not any(name.startswith("learnvllm.serving") for name in names)
     assert "learnvllm.serving.api_server" in seen
