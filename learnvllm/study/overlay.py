@@ -155,10 +155,10 @@ def _parts(plan: Plan) -> str:
     asked = {blank.member for blank in plan.exercise.blanks}
     told, last = [], ""
     for part in plan.parts:
-        whole = part.symbol in asked or part.member is None
-        if part.symbol != last or not whole:
-            told.append(part.symbol if whole else f".{part.member}" if part.symbol == last else str(part))
+        if part.member is not None and part.symbol not in asked:
+            told.append(f".{part.member}" if part.symbol == last else str(part))
+        elif part.symbol != last:
+            told.append(part.symbol)
         last = part.symbol
-    return ", ".join(told[:MAX_PARTS]) + (
-        f" and {len(told) - MAX_PARTS} more" if len(told) > MAX_PARTS else ""
-    )
+    more = f" and {len(told) - MAX_PARTS} more" if len(told) > MAX_PARTS else ""
+    return ", ".join(told[:MAX_PARTS]) + more

@@ -93,15 +93,13 @@ def _content(cell: CellType) -> list[Any]:
 def _exchange(reference: ModuleType, symbol: str, theirs: Any, own: Any) -> Any:
     """A function, or a class as a whole. Returns what the name stands for from now on."""
     plain = isinstance(theirs, FunctionType) and isinstance(own, FunctionType)
-    if plain and not theirs.__closure__ and not _is_special(theirs) and not _is_special(own):
+    if plain and not theirs.__closure__ and not runs_in_pieces(theirs) and not runs_in_pieces(own):
         # The same object, going elsewhere: default arguments and tables that hold it need no change.
         text = f"def {symbol}(*args, **kwargs):\n    return {MINE}[{symbol!r}](*args, **kwargs)"
+        stand_in: dict[str, Any] = {}
+        exec(compile(text, "<the learner's code>", "exec"), stand_in)
         mine_of(reference)[symbol] = own
-        theirs.__code__ = next(
-            constant
-            for constant in compile(text, "<the learner's code>", "exec").co_consts
-            if inspect.iscode(constant)
-        )
+        theirs.__code__ = stand_in[symbol].__code__
         theirs.__defaults__ = theirs.__kwdefaults__ = None
         theirs.__wrapped__ = own  # for inspect.signature
         return theirs
@@ -109,15 +107,15 @@ def _exchange(reference: ModuleType, symbol: str, theirs: Any, own: Any) -> Any:
     return own
 
 
-def _is_special(function: FunctionType) -> bool:
+def runs_in_pieces(function: Any) -> bool:
     """Callers may ask whether a function is one of these, so a stand-in would have to be, too."""
-    return inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function)
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(is_one(function) for is_one in kinds)
 
 
 def _our_modules() -> list[ModuleType]:
-    return [
-        module for name, module in list(sys.modules.items()) if name.partition("_")[0].startswith("learnvllm")
-    ]
+    """The learner's files among them."""
+    return [module for name, module in list(sys.modules.items()) if name.startswith("learnvllm")]
 
 
 def exchange_references(old: Any, new: Any, modules: list[ModuleType]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.study.shadow_limit import time_limit
+from learnvllm.study.shadow_values import Outcome
 
 Operation = Literal["add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"]
 View = dict[str, Any]
@@ -24,21 +25,6 @@ View = dict[str, Any]
 
 _IGNORED = {"timestamp", "events"}
 """Moments in time: no two calls happen in the same."""
-
-
-@dataclass
-class Outcome:
-    """What a call came to."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-    def view(self) -> View:
-        if self.error is not None:
-            return {"raises": type(self.error).__name__}
-        if isinstance(self.value, SchedulerOutput):
-            return view_of_step(self.value)
-        return {"returns": plain(self.value)}
 
 
 @dataclass
@@ -80,22 +66,21 @@ class Lockstep:
     def _compare(
         self, operation: Operation, mine: Outcome, theirs: Outcome, args: tuple[Any, ...]
     ) -> Difference | None:
-        before = self._state
-        seen = [mine.view(), theirs.view()]
-        unlike = _unlike(*seen)
-        if mine.error is None or not unlike:
-            states = [_call(view_of_state, [self.mine]), Outcome(view_of_state(self.theirs))]
-            if states[0].error is not None:  # it cannot even be looked at
-                mine, unlike = states[0], ["state"]
-                seen[0]["state"] = f"cannot be read: {type(mine.error).__name__}: {mine.error}"
+        before, error = self._state, mine.error
+        seen, expected = view_of_call(mine), view_of_call(theirs)
+        what = unlike(seen, expected)
+        if error is None or not what:
+            state, self._state = _call(view_of_state, [self.mine]), view_of_state(self.theirs)
+            if state.error is not None:  # it cannot even be looked at
+                error, what = state.error, ["state"]
+                seen["state"] = f"cannot be read: {type(error).__name__}: {error}"
             else:
-                unlike += _unlike(states[0].value, states[1].value)
-                seen = [{**view, **state.value} for view, state in zip(seen, states)]
-            self._state = states[1].value
-        if not unlike:
+                what += unlike(state.value, self._state)
+                seen, expected = seen | state.value, expected | self._state
+        if not what:
             return None
         step = args[0].step_id if operation == "update_from_output" else self.num_steps
-        return Difference(operation, unlike, seen[0], seen[1], before, mine.error, step, _subject(args))
+        return Difference(operation, what, seen, expected, before, error, step, _subject(args))
 
 
 def _call(function: Callable[..., Any], args: Iterable[Any]) -> Outcome:
@@ -133,11 +118,21 @@ def _subject(args: tuple[Any, ...]) -> str:
     return str(getattr(first, "request_id", ""))
 
 
-def _unlike(mine: View, theirs: View) -> list[str]:
+def unlike(mine: View, theirs: View) -> list[str]:
+    """The names under which they do not say the same."""
     return [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
 
 
 # -------------------------------------------------------------------------------------------------- looking
+
+
+def view_of_call(outcome: Outcome) -> View:
+    """What whoever made the call is told."""
+    if outcome.error is not None:
+        return {"raises": type(outcome.error).__name__}
+    if isinstance(outcome.value, SchedulerOutput):
+        return view_of_step(outcome.value)
+    return {"returns": plain(outcome.value)}
 
 
 def view_of_step(output: SchedulerOutput) -> View:

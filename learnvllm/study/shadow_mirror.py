@@ -18,19 +18,17 @@ from functools import wraps
 from types import FunctionType, ModuleType
 from typing import Any
 
-from learnvllm.study.overlay_patch import mine_of
+from learnvllm.study.overlay_patch import mine_of, runs_in_pieces
 from learnvllm.study.overlay_plan import Plan
 from learnvllm.study.shadow_copies import ModuleCopy
 from learnvllm.study.shadow_engine import MAY_BE_RIGHT, ShadowDivergence
 from learnvllm.study.shadow_limit import time_limit, where
 from learnvllm.study.shadow_loans import Loan
-from learnvllm.study.shadow_values import copy_object, first_difference, snapshot
+from learnvllm.study.shadow_values import Outcome, copy_object, first_difference, snapshot
 
 TWIN = "_shadow_twin"
 """The attribute in which an object keeps its twin."""
 
-Call = tuple[str, Any]
-"""("returns", value) or ("raises", exception)."""
 CHANGED, UNCHANGED = "changes its argument", "leaves it as it is"
 
 _local = threading.local()
@@ -77,8 +75,7 @@ def _is_public_method(name: str, value: Any) -> bool:
 
 def _can_be_watched(function: Any) -> bool:
     """What runs in pieces, between which anything may happen, cannot."""
-    special = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function)
-    return isinstance(function, FunctionType) and not special
+    return isinstance(function, FunctionType) and not runs_in_pieces(function)
 
 
 # ---------------------------------------------------------------------------------------- functions, methods
@@ -215,9 +212,9 @@ def _on_both_async(mine: Callable[..., Any], plan: Plan, name: str) -> Callable[
         copies = snapshot((args, kwargs))
         token = _busy.set(_busy.get() | {id(self)})
         try:
-            ours: Call = "returns", await mine(self, *args, **kwargs)
+            ours = Outcome(await mine(self, *args, **kwargs))
         except Exception as error:
-            ours = "raises", error
+            ours = Outcome(error=error)
         finally:
             _busy.reset(token)
         with _unwatched():
@@ -246,25 +243,28 @@ def _outsides(value: Any, twin: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 # -------------------------------------------------------------------------------------------------- calling
 
 
-def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
     try:
-        return "returns", function(*args, **kwargs)
+        return Outcome(function(*args, **kwargs))
     except ShadowDivergence:
         raise  # a call within this one: it says more
     except Exception as error:
-        return "raises", error
+        return Outcome(error=error)
 
 
-def _result(call: Call) -> Any:
-    if call[0] == "raises":
-        raise call[1]
-    return call[1]
+def _result(outcome: Outcome) -> Any:
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value
 
 
-def _compare(plan: Plan, name: str, ours: Call, reference: Call, after: Any, twin_after: Any) -> None:
+def _compare(plan: Plan, name: str, ours: Outcome, reference: Outcome, after: Any, twin_after: Any) -> None:
     """Raises ShadowDivergence, the report printed, unless result and aftermath are alike."""
-    found = first_difference(ours[1], reference[1]) if ours[0] == reference[0] else ("", ours, reference)
     what = "what it comes to"
+    if (ours.error is None) is (reference.error is None):
+        found = first_difference(ours.error or ours.value, reference.error or reference.value)
+    else:
+        found = "", ours, reference
     if found is None:
         found = first_difference(after, twin_after)
         what = "what it leaves behind"
@@ -273,7 +273,7 @@ def _compare(plan: Plan, name: str, ours: Call, reference: Call, after: Any, twi
     path, mine, theirs = found
     exercise = plan.exercise.id
     place = f"{what}, at {path}" if path else what
-    lines = where(ours[1], [plan]) if ours[0] == "raises" else []
+    lines = where(ours.error, [plan]) if ours.error is not None else []
     raised = "\n".join(["  Yours raised:", *(f"    {line}" for line in lines), "\n"]) if lines else ""
     text = (
         f"\n--shadow: {name} of {exercise}: your code and the reference differ for the first time.\n\n"
@@ -288,7 +288,9 @@ def _compare(plan: Plan, name: str, ours: Call, reference: Call, after: Any, twi
 
 
 def _short(value: Any, width: int = 300) -> str:
-    if isinstance(value, tuple) and len(value) == 2 and value[0] in ("raises", "returns"):
-        return f"{value[0]} {_short(value[1], width)}"
+    if isinstance(value, Outcome):
+        if value.error is not None:
+            return f"raises {_short(value.error, width)}"
+        return f"returns {_short(value.value, width)}"
     text = f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else repr(value)
     return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -10,7 +10,7 @@ from typing import Any
 from learnvllm.study.overlay_plan import Plan
 from learnvllm.study.shadow_engine import MAY_BE_RIGHT
 from learnvllm.study.shadow_limit import where
-from learnvllm.study.shadow_lockstep import Difference
+from learnvllm.study.shadow_lockstep import Difference, unlike
 
 NAME, WIDTH = 24, 48
 """Of the column of names, and of each of the two others."""
@@ -30,7 +30,7 @@ _SHOWN_BEFORE = ("running", "waiting", "requests", "block tables", "free blocks"
 
 def headline(difference: Difference, suspects: Sequence[Plan]) -> str:
     """One sentence: for clients, and for the end of the log."""
-    names = " or ".join(plan.exercise.id for plan in suspects)
+    names = " or ".join(plan.exercise.id for plan in suspects) or "how your exercises work together"
     about = f" ({difference.subject})" if difference.subject else ""
     return (
         f"--shadow: your code and the reference part at step {difference.step}{about}, in "
@@ -85,15 +85,11 @@ def _with_short_ids(difference: Difference) -> Difference:
 
 
 def _verdict(suspects: Sequence[Plan], proved: bool) -> list[str]:
-    parts = "; ".join(f"{plan.exercise.id} ({', '.join(map(str, plan.parts[:6]))})" for plan in suspects)
     if not suspects:
         return ["  None of your exercises differs when it runs alone: it is how they work together."]
     how = "It is" if proved else "Yours among the code that decides this:"
-    ids = " ".join(plan.exercise.id for plan in suspects[:1])
-    return [
-        f"  {how} {parts}.",
-        f"  Next: learnvllm check {ids}. {MAY_BE_RIGHT}",
-    ]
+    parts = "; ".join(f"{plan.exercise.id} ({', '.join(map(str, plan.parts[:6]))})" for plan in suspects)
+    return [f"  {how} {parts}.", f"  Next: learnvllm check {suspects[0].exercise.id}. {MAY_BE_RIGHT}"]
 
 
 def _compare(name: str, mine: Any, theirs: Any) -> list[str]:
@@ -106,7 +102,7 @@ def _compare(name: str, mine: Any, theirs: Any) -> list[str]:
         ]
         return _table(name, pairs[:MAX_OF_LIST], len(pairs))
     if isinstance(mine, dict) and isinstance(theirs, dict):
-        keys = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
+        keys = unlike(mine, theirs)
         both = [_what_differs(mine.get(key, "nothing"), theirs.get(key, "nothing")) for key in keys]
         pairs = [(f"{key}: {_text(a)}", f"{key}: {_text(b)}") for key, (a, b) in zip(keys, both)]
     else:
@@ -126,7 +122,7 @@ def _what_differs(mine: Any, theirs: Any) -> tuple[Any, Any]:
     """Of two mappings the entries that are not alike."""
     if not (isinstance(mine, dict) and isinstance(theirs, dict)):
         return mine, theirs
-    keys = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
+    keys = unlike(mine, theirs)
     return {key: mine.get(key) for key in keys}, {key: theirs.get(key) for key in keys}
 
 

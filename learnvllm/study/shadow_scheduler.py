@@ -17,7 +17,7 @@ from learnvllm.architecture.request import BlockHasher, Request, RequestStatus
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.architecture.tracing import StepTracer
 from learnvllm.study.overlay_plan import Plan
-from learnvllm.study.shadow_copies import SEAM, ModuleCopy
+from learnvllm.study.shadow_copies import ModuleCopy
 from learnvllm.study.shadow_engine import ShadowDivergence
 from learnvllm.study.shadow_lockstep import Difference, History, Lockstep, Operation
 from learnvllm.study.shadow_report import headline, report
@@ -136,7 +136,11 @@ class ShadowScheduler:
 
 
 def shadowed(scheduler_class: Callable[..., Any], plans: list[Plan]) -> Callable[..., Any]:
-    """A scheduler factory for EngineCore in place of `scheduler_class`, if that is one of ours."""
+    """A scheduler factory for EngineCore in place of `scheduler_class`, if that is one of ours.
+
+    Args:
+        plans: the exercises whose code decides in it.
+    """
     name = getattr(scheduler_class, "__name__", "")
     if name not in _NAMES or not isinstance(scheduler_class, type):
         return scheduler_class
@@ -153,6 +157,6 @@ def shadowed(scheduler_class: Callable[..., Any], plans: list[Plan]) -> Callable
                 return scheduler_class(config, kv_cache_config, tracer)
             return copy.get(home, name)(config, copy.translate(kv_cache_config), None)
 
-        return ShadowScheduler([p for p in plans if p.exercise.module.startswith(SEAM)], make_one)
+        return ShadowScheduler(plans, make_one)
 
     return make

@@ -11,6 +11,7 @@ import copy
 import math
 import sys
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -24,6 +25,14 @@ _IGNORED = {"timestamp", "events", "metrics", "stats", "arrival_time", "_shadow_
 _PLAIN = (int, float, str, bytes, bool, type(None), Enum, FunctionType, MethodType, ModuleType, type)
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """Tolerance for tensors: sums in another order are no mistake."""
+
+
+@dataclass
+class Outcome:
+    """What a call came to."""
+
+    value: Any = None
+    error: BaseException | None = None
 
 
 def snapshot(value: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -106,7 +115,7 @@ def _differ(mine: Any, theirs: Any, path: str, seen: set[tuple[int, int]]) -> tu
         if mine.keys() != theirs.keys():
             return path, mine, theirs
         pairs = [(f"{path}[{key!r}]", mine[key], theirs[key]) for key in theirs if key not in _IGNORED]
-    elif _is_tensor(mine) or isinstance(mine, np.ndarray):
+    elif _is_array(mine) or _is_array(theirs):
         return None if _close(mine, theirs) else (path, mine, theirs)
     elif isinstance(mine, asyncio.Event) and isinstance(theirs, asyncio.Event):
         return (
@@ -147,6 +156,10 @@ def _attributes(value: Any) -> dict[str, Any]:
 def _is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or _is_tensor(value)
 
 
 def _close(mine: Any, theirs: Any) -> bool:

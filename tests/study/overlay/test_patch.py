@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
+
+from learnvllm.study.overlay_patch import runs_in_pieces
 from tests.study.overlay.conftest import Learner
 
 
@@ -151,6 +154,19 @@ def test_their_objects_pickle_into_a_process_that_has_imported_nothing(learner: 
     )
     assert out.startswith("<learnvllm_exercises.day04_kv_cache.free_queue.Mark object")
     assert "KVCacheBlock(block_id=3" in out
+
+
+def test_a_stand_in_is_only_for_what_runs_at_once() -> None:
+    async def waits() -> None: ...
+
+    async def waits_and_yields() -> AsyncIterator[int]:
+        yield 1
+
+    def yields() -> Iterator[int]:
+        yield 1
+
+    assert all(map(runs_in_pieces, (waits, waits_and_yields, yields)))
+    assert not runs_in_pieces(test_a_stand_in_is_only_for_what_runs_at_once)
 
 
 def test_without_the_variable_nothing_is_loaded(learner: Learner) -> None:

@@ -17,7 +17,8 @@ import torch
 from learnvllm.architecture.messages import EngineCoreOutput
 from learnvllm.study import shadow_limit
 from learnvllm.study.shadow_loans import LARGE, Loan
-from learnvllm.study.shadow_values import first_difference, snapshot
+from learnvllm.study.shadow_mirror import _short
+from learnvllm.study.shadow_values import Outcome, first_difference, snapshot
 from tests.study.overlay.conftest import Learner
 
 OUTPUTS = "import runpy; runpy.run_module('tests.study.overlay.outputs_traffic', run_name='__main__')"
@@ -190,6 +191,8 @@ class Point(msgspec.Struct):
         (torch.ones(2), torch.ones(3), ""),
         (torch.tensor([1, 2]), torch.tensor([1, 3]), ""),
         (np.array([1.0]), np.array([1.0 + 1e-9]), None),
+        (None, np.array([1, 2]), ""),  # a forgotten return
+        (0.0, torch.ones(2), ""),
         (ValueError("one"), ValueError("other"), None),
         (ValueError("one"), KeyError("one"), ""),
         ({1, 2}, {2, 1}, None),
@@ -198,6 +201,12 @@ class Point(msgspec.Struct):
 def test_first_difference(mine: object, theirs: object, path: str | None) -> None:
     found = first_difference(mine, theirs)
     assert (None if found is None else found[0]) == path
+
+
+def test_what_is_shown_of_a_result_may_hold_arrays() -> None:
+    assert _short((np.array([1, 2]), 3)) == "(array([1, 2]), 3)"
+    assert _short(Outcome(error=ValueError("no"))) == "raises ValueError: no"
+    assert _short(Outcome([1])) == "returns [1]"
 
 
 # ------------------------------------------------------------------------------------ classes that hold data

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from learnvllm.study.shadow_lockstep import Difference
+from learnvllm.study.shadow_report import headline
 from tests.study.overlay.conftest import Learner
 
 DAYS_3_AND_4 = (
@@ -56,6 +58,11 @@ def test_among_many_the_one_that_is_wrong_is_named(learner: Learner, name: str, 
     out = learner.python(traffic("tight"), DAYS_3_AND_4, shadow=True)
     assert out.startswith("STOPPED --shadow: your code and the reference part at step ")
     assert f"Look at {wrong.id}; " in out
+
+
+def test_where_none_is_wrong_alone_none_is_named() -> None:
+    told = headline(Difference("schedule", ["running"], {}, {}, {}, step=3), [])
+    assert "Look at how your exercises work together; " in told
 
 
 def test_both_decisions_are_shown_with_what_stood_before(learner: Learner) -> None:
