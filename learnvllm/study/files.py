@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from learnvllm.architecture import envs
 from learnvllm.study.exercise import StudyError
@@ -37,11 +38,10 @@ def journal_home() -> Path:
 
 def shown(path: Path) -> str:
     """A path as a person wants to read it: relative to where they are, or to the checkout, if it is below."""
+    real = Path(os.path.realpath(path))  # resolve() trips over a loop
     for base in (Path.cwd(), ROOT):
         with suppress(ValueError):
-            return str(
-                Path(os.path.realpath(path)).relative_to(base.resolve())
-            )  # resolve() trips over a loop
+            return str(real.relative_to(base.resolve()))
     return str(path)
 
 
@@ -131,16 +131,20 @@ def locked(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.with_name(path.name + ".lock").open("a")
+        _wait_for(file)
     except OSError as error:
         raise StudyError(f"{shown(path)} cannot be written: {error.strerror}.") from None
     with file:
-        if sys.platform == "win32":
-            import msvcrt
-
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file unlocks it
+
+
+def _wait_for(file: IO[str]) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)

@@ -228,10 +228,9 @@ def record_check(exercise: Exercise, report: GradeReport) -> ExerciseRecord:
     passed, subject_hash = report.passed, report.subject_hash
     with changing_progress() as progress:
         record = progress.of(exercise.id)
-        content = exercise.content_hash()
         record.attempts += record.checked_hash != subject_hash and _was_written(report)
         record.checked, record.checked_passed, record.checked_hash = files.now(), passed, subject_hash
-        record.exercise_hash = content
+        record.exercise_hash = exercise.content_hash()
         record.points = max(record.points, 0 if report.problem else report.points)
         if passed:
             record.passed, record.passed_hash = record.passed or record.checked, subject_hash

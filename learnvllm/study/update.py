@@ -60,6 +60,11 @@ def keep_base(exercise: Exercise) -> None:
 
 def update(exercise: Exercise) -> Update:
     """Bring one exercise's file up to the starter that the reference gives now."""
+    with files.locked(base_path(exercise)):
+        return _update(exercise)
+
+
+def _update(exercise: Exercise) -> Update:
     new = render_starter(exercise)
     base_file, path = base_path(exercise), exercise.path
     try:
@@ -69,14 +74,14 @@ def update(exercise: Exercise) -> Update:
         files.write_text(base_file, new)
         return Update(exercise, REPLACED)
     base = files.read_text(base_file) if base_file.exists() else None
-    if base is None and new in (mine, _committed(path)):  # what git brought is what they began with
+    if base is None and (mine == new or _committed(path) == new):  # what git brought is what they began with
         base = new
         files.write_text(base_file, new)
-    if mine == new or base == new:
+    if base == new:
         return Update(exercise, UNCHANGED)
     if base is None:
         return Update(exercise, NO_BASE, proposal=_propose(exercise, new))
-    merged, conflicts = (new, False) if mine == base else merge(mine, base, new)
+    merged, conflicts = (new, False) if mine in (base, new) else merge(mine, base, new)
     if merged == mine and not conflicts:  # git has merged it already, when it pulled
         files.write_text(base_file, new)
         return Update(exercise, UNCHANGED)
@@ -106,10 +111,11 @@ def reset(exercise: Exercise) -> Path | None:
     """Put the starter back; returns where the learner's file was copied to, None where nothing was theirs."""
     starter = render_starter(exercise)
     path = exercise.path
-    untouched = not os.path.lexists(path) or (path.is_file() and path.read_bytes() == starter.encode())
-    backup = None if untouched else files.back_up(path, exercise.id)
-    files.write_text(exercise.path, starter)
-    files.write_text(base_path(exercise), starter)
+    with files.locked(base_path(exercise)):
+        untouched = not os.path.lexists(path) or (path.is_file() and path.read_bytes() == starter.encode())
+        backup = None if untouched else files.back_up(path, exercise.id)
+        files.write_text(path, starter)
+        files.write_text(base_path(exercise), starter)
     return backup
 
 

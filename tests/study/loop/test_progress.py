@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time
@@ -179,6 +180,18 @@ def test_a_write_that_fails_leaves_the_old_file(home: Path, monkeypatch: pytest.
         record_hints("x.y", 2)
     assert progress.progress_path().read_bytes() == before
     assert sorted(path.name for path in home.iterdir()) == ["progress.toml", "progress.toml.lock"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="flock")
+def test_a_disk_without_locks_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def none_left(*_: Any) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none_left)
+    with pytest.raises(StudyError, match=r"progress.toml cannot be written: No locks available\."):
+        record_hints("x.y", 1)
 
 
 def test_an_exception_between_reading_and_writing_changes_nothing(home: Path) -> None:

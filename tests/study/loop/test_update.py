@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,15 @@ def test_what_git_has_merged_is_not_merged_again(tiny: Exercise, starter: dict[s
     assert (done.outcome, done.backup) == ("unchanged", None)
     assert update.base_path(tiny).read_text() == NEW
     assert tiny.path.read_text() == both
+
+
+def test_the_new_starter_in_place_is_what_they_begin_with(tiny: Exercise, starter: dict[str, str]) -> None:
+    """However it came there: the next one replaces it, though it clashes with the change before."""
+    tiny.path.write_text(CLASH, "utf-8")
+    starter["text"] = CLASH
+    assert update.update(tiny).outcome == "unchanged"
+    starter["text"] = CLASH.replace("'one'", "'two'")
+    assert update.update(tiny).outcome == "replaced"
 
 
 def test_a_conflict_leaves_the_file_until_it_is_settled(
@@ -155,6 +166,21 @@ def test_reset_brings_the_starter_back_and_says_where_the_code_is(
     assert shell("reset tiny") == 0  # nothing of theirs is in it
     assert len(backups(tiny)) == 2
     assert "had passed" not in shell.out
+
+
+@pytest.mark.parametrize("change", [update.reset, update.update])
+def test_two_who_replace_a_file_do_it_one_after_the_other(
+    change: Callable[[Exercise], object], tiny: Exercise, starter: dict[str, str]
+) -> None:
+    """Or the second might copy the starter that the first has written over the first's copy of their code."""
+    starter["text"] = NEW
+    with ThreadPoolExecutor(1) as pool:
+        with files.locked(update.base_path(tiny)):
+            second = pool.submit(change, tiny)
+            assert wait([second], timeout=0.2).not_done
+            tiny.path.write_text(MINE, "utf-8")
+        second.result(30)
+    assert [path.read_text() for path in backups(tiny)] == [MINE]
 
 
 def test_reset_says_that_the_pass_is_gone(tiny: Exercise, graded: dict[str, Any], shell: Shell) -> None:
