@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from learnvllm.architecture.tracing import (
     RecordingTracer,
@@ -48,10 +49,8 @@ def slices(track: int) -> list[dict]:
 def test_steps_stand_on_one_track_with_their_phases_inside() -> None:
     rows = slices(0)
     steps = [row for row in rows if row["name"].startswith("step")]
-    assert [(row["name"], row["ts"], row["dur"]) for row in steps] == [
-        ("step 0", 0.0, 13000.0),
-        ("step 1", 500000.0, 13000.0),
-    ]
+    assert [(row["name"], row["ts"]) for row in steps] == [("step 0", 0.0), ("step 1", 500000.0)]
+    assert [row["dur"] for row in steps] == pytest.approx([13000.0, 13000.0])  # Python 3.12 sums otherwise
     assert steps[0]["args"]["tokens"] == 12
     assert steps[1]["args"] == {"tokens": 1, "preempted": ["b"], "finished": ["a"]}
     for step in steps:
