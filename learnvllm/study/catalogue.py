@@ -94,6 +94,11 @@ def load_exercises() -> list[Exercise]:
     return found
 
 
+def exercises_of(day: Day) -> list[Exercise]:
+    """A day's. Raises StudyError for an exercise.toml that is wrong."""
+    return [exercise for exercise in load_exercises() if exercise.day == day.number]
+
+
 def usable_exercises() -> list[Exercise]:
     """The same for a learner at work, whom one wrong exercise.toml must not keep from the others: it is named
     in the log, once."""

@@ -14,8 +14,13 @@ import msgspec
 
 from learnvllm.architecture.errors import LearnVLLMError
 
-LEVELS = ("fill-in", "module", "break-and-fix", "extend")
-"""One method; a module from its contract; a subtly broken file to repair; a feature for the engine."""
+LEVELS = {
+    "fill-in": "write one method",
+    "module": "write a module from its contract",
+    "break-and-fix": "find the fault in a file that looks right",
+    "extend": "add a feature to the engine",
+}
+"""What each asks for."""
 
 MIN_HINTS, MIN_MUTANTS = 3, 5
 EXERCISES_PACKAGE = "learnvllm_exercises"

@@ -14,7 +14,10 @@ from learnvllm.study import files
 from learnvllm.study.catalogue import DAYS, PAGES, Day, find_day, find_notebooks, usable_exercises
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.journal import Entry, read_entry
-from learnvllm.study.progress import ExerciseRecord, Progress, load_progress, quiz_key
+from learnvllm.study.progress import ExerciseRecord, Progress, load_progress, progress_path, quiz_key
+
+SITE_SOURCES = {".md", ".py", ".yml", ".toml", ".json", ".js", ".css", ".html", ".svg"}
+"""Endings of the files that the site is made of."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,18 @@ class Course:
     def exercises(self) -> tuple[ExerciseState, ...]:
         return tuple(state for day in self.days for state in day.exercises)
 
+    @property
+    def passed(self) -> int:
+        return sum(day.passed for day in self.days)
+
+    @property
+    def points(self) -> float:
+        return sum(day.points for day in self.days)
+
+    @property
+    def max_points(self) -> int:
+        return sum(day.max_points for day in self.days)
+
     def next_exercise(self) -> ExerciseState | None:
         """The first, in order of the days, that has not passed; None when all have."""
         return next((state for state in self.exercises if not state.done), None)
@@ -144,8 +159,8 @@ class Course:
     def to_json(self) -> dict[str, Any]:
         following = self.next_exercise()
         return {
-            "points": sum(day.points for day in self.days),
-            "max_points": sum(day.max_points for day in self.days),
+            "points": self.points,
+            "max_points": self.max_points,
             "next": following and following.exercise.id,
             "days": [day.to_json() for day in self.days],
             "site": [vars(item) for item in self.site],
@@ -225,9 +240,8 @@ def _site_items(days: tuple[DayState, ...]) -> tuple[Item, ...]:
 
 def _newest_source() -> float:
     """When the site's sources last changed, the learner's own included."""
-    from learnvllm.study.progress import progress_path
-
     folders = [files.ROOT / name for name in ("docs", "notebooks", "quizzes", "exercises")]
-    sources = [path for folder in [*folders, files.journal_home()] for path in folder.rglob("*.[mptyj]*")]
+    found = (path for folder in [*folders, files.journal_home()] for path in folder.rglob("*"))
+    sources = (path for path in found if path.suffix in SITE_SOURCES)
     stamps = [path.stat().st_mtime for path in [*sources, progress_path()] if path.is_file()]
     return max(stamps, default=0.0)

@@ -18,6 +18,7 @@ from learnvllm.study import files
 from learnvllm.study.catalogue import load_exercises
 from learnvllm.study.exercise import Exercise, file_hash, read_bytes
 from learnvllm.study.starters import solution_code
+from learnvllm.study.tables import markdown, table
 
 
 class KnownTest(msgspec.Struct, frozen=True):
@@ -120,25 +121,16 @@ def kill_matrix_markdown(exercises: Sequence[Exercise] | None = None) -> str:
 
 def _section(exercise: Exercise, proof: Proof) -> str:
     killers = [t.name for t in proof.tests if any(t.name in m.killed_by for m in proof.mutants)]
-    numbers = {name: str(number) for number, name in enumerate(killers, 1)}
-    head = " | ".join(numbers.values())
+    numbers = [str(number) for number in range(1, len(killers) + 1)]
     rows = [
-        f"| {_cell(mutant.name)} | {_cell(mutant.why)} | "
-        + " | ".join("✗" if name in mutant.killed_by else "" for name in killers)
-        + " |"
+        [markdown(mutant.name), markdown(mutant.why), *("✗" * (name in mutant.killed_by) for name in killers)]
         for mutant in proof.mutants
     ]
-    legend = "\n".join(f"{number}. `{name}`" for name, number in numbers.items())
+    legend = "\n".join(f"{number}. `{name}`" for number, name in zip(numbers, killers))
     dead = sum(bool(mutant.killed_by) for mutant in proof.mutants)
     return (
         f"## {exercise.title} {{ #{exercise.id.replace('.', '-')} }}\n\n"
         f"`{exercise.id}`: {dead} of {len(proof.mutants)} wrong versions are noticed. "
         "✗: the test of that number fails.\n\n"
-        f"| Wrong version | Why it is wrong | {head} |\n|---|---|{'---|' * len(killers)}\n"
-        + "\n".join(rows)
-        + f"\n\nTests:\n\n{legend}\n"
+        f"{table(('Wrong version', 'Why it is wrong', *numbers), rows)}\n\nTests:\n\n{legend}\n"
     )
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

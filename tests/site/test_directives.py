@@ -11,18 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learnvllm.study.exercise import StudyError
-from learnvllm.study.site import directives, maths, snippets
+from learnvllm.study.files import ROOT
+from learnvllm.study.site import maths, snippets
 from learnvllm.study.site.directives import Place, expand
 
 SCHEDULER = "learnvllm/scheduling/scheduler.py"
 
 
 def test_a_symbol_is_shown_as_it_stands_in_the_file() -> None:
-    text = snippets.symbol_source(directives.translation.DOCS.parent / SCHEDULER, "Scheduler.add_request")
+    text = snippets.symbol_source(ROOT / SCHEDULER, "Scheduler.add_request")
     (function,) = ast.parse(text).body
     assert isinstance(function, ast.FunctionDef)
     assert function.name == "add_request"
-    assert textwrap.indent(text, "    ") in Path(SCHEDULER).read_text("utf-8")
+    assert textwrap.indent(text, "    ") in (ROOT / SCHEDULER).read_text("utf-8")
 
 
 def test_decorators_comments_and_the_string_below_a_constant_belong_to_a_symbol(tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from learnvllm.study.exercise import StudyError
-from learnvllm.study.site import pages, translation
+from learnvllm.study.site import DOCS, maths, pages, translation, tree
 
 
 @pytest.fixture
 def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """docs/ with a translated page, and one that is not."""
-    for module in (translation, pages):
+    for module in (translation, pages, tree):
         monkeypatch.setattr(module, "DOCS", tmp_path)
     folder = tmp_path / "topics" / "a"
     folder.mkdir(parents=True)
@@ -67,5 +69,25 @@ def test_a_translation_of_nothing_is_an_error(docs: Path) -> None:
         translation.mark_current(docs / "index.md")
 
 
+def test_a_prerequisite_of_a_translation_is_named_in_chinese(docs: Path) -> None:
+    head = "---\nlanguage: zh\nprerequisites: [topics/a/concepts.md, topics/a/quiz.md]\n---\n"
+    text = tree.page_text(head + "# 对照\n", "zh/topics/a/upstream.md")
+    assert "**先读：**[概念](concepts.md), [Quiz](../../../topics/a/quiz.md)。" in text
+
+
 def test_our_own_translations_exist() -> None:
     assert {"index.md", "architecture.md"} <= translation.translated().keys()
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.zh.md")), ids=lambda p: p.relative_to(DOCS).as_posix())
+def test_a_chinese_paragraph_is_one_line(path: Path) -> None:
+    """A line break in it would be shown as a space."""
+    _, body = pages.split_front_matter(path.read_text("utf-8"), path.name)
+    begins = re.compile(r"\s*([-*+|#>]|\d+\. |<|--8<--|!!!)")
+    lines = "\n".join("" if is_code else text for is_code, text in maths.split_code(body)).splitlines()
+    broken = [
+        f"{before.strip()[-20:]} / {line.strip()[:20]}"
+        for before, line in pairwise(lines)
+        if before.strip() and line.strip() and not begins.match(line) and not before.startswith(("!!!", "#"))
+    ]
+    assert not broken

@@ -4,8 +4,6 @@
 generator from the folder that `tree.write_site(folder)` fills.
 """
 
-from pathlib import Path
+from learnvllm.study.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
-"""The checkout."""
 DOCS = ROOT / "docs"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from learnvllm.study.catalogue import Day, load_exercises
+from learnvllm.study.catalogue import Day, usable_exercises
 from learnvllm.study.quiz import load_quiz, quiz_path
 from learnvllm.study.site import pages
 from learnvllm.study.site.pages import Link
+from learnvllm.study.tables import table
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def _builds(day: Day, there: dict[str, pages.Page]) -> list[Step]:
     page = there["exercises"].path if "exercises" in there else ""
     return [
         Step("Build", e.title, page and f"{page}#{e.name}", e.minutes, f"learnvllm check {e.id}")
-        for e in load_exercises()
+        for e in usable_exercises()
         if e.day == day.number
     ]
 
@@ -57,26 +59,25 @@ def _builds(day: Day, there: dict[str, pages.Page]) -> list[Step]:
 def _quiz(day: Day) -> list[Step]:
     if not quiz_path(day.number).is_file():
         return []
-    questions = len(load_quiz(day.number).questions)
+    questions = len(load_quiz(day.number).questions)  # a minute each
     command = f"learnvllm quiz {day.number}"
     return [Step("Answer", f"Quiz, {questions} questions", f"topics/{day.topic}/quiz.md", questions, command)]
 
 
-def minutes(day: Day) -> int:
-    """Of the whole day."""
-    return sum(step.minutes for step in steps(day))
+def total_minutes(plan: Iterable[Step]) -> int:
+    """Of all of them."""
+    return sum(step.minutes for step in plan)
 
 
 def day_table(day: Day, link: Link) -> str:
     """The plan as Markdown."""
     plan = steps(day)
-    rows = "\n".join(
-        f"| {step.verb} | {linked(step, link)} | {step.minutes or ''} "
-        f"| {f'`{step.command}`' if step.command else ''} |"
+    rows = [
+        (step.verb, linked(step, link), step.minutes or "", f"`{step.command}`" if step.command else "")
         for step in plan
-    )
-    total = f"| | **All** | **{sum(step.minutes for step in plan)}** | `learnvllm day {day.number}` |"
-    return f"| | | Minutes | In the terminal |\n|---|---|---:|---|\n{rows}\n{total}"
+    ]
+    total = ("", "**All**", f"**{total_minutes(plan)}**", f"`learnvllm day {day.number}`")
+    return table(("", "", "Minutes:", "In the terminal"), [*rows, total])
 
 
 def linked(step: Step, link: Link) -> str:

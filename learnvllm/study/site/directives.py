@@ -74,18 +74,19 @@ GENERATORS: dict[str, Callable[[Place], str]] = {
 """Comment -> what stands in its place."""
 
 
-def expand(markdown: str, page: str) -> str:
+def expand(markdown: str, page: str, first_line: int = 1) -> str:
     """Markdown with its directives followed and its formulas set.
 
     Args:
         page: path of the page in the site's tree.
+        first_line: where in its file the Markdown begins.
 
     Raises:
         StudyError: a directive that cannot be followed, with the page's name and the line.
     """
     place = place_of(page)
     done = []
-    line_number = 1
+    line_number = first_line
     for is_code, text in maths.split_code(markdown):
         lines = text.splitlines()
         for line in lines:

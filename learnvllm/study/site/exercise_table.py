@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from learnvllm.study.catalogue import Day, load_exercises
-from learnvllm.study.exercise import Exercise
+from learnvllm.study.catalogue import Day, exercises_of, load_exercises
+from learnvllm.study.exercise import LEVELS, Exercise
 from learnvllm.study.site.pages import Link
-
-LEVELS = {
-    "fill-in": "write one method",
-    "module": "write a module from its contract",
-    "break-and-fix": "find the fault in a file that looks right",
-    "extend": "add a feature to the engine",
-}
+from learnvllm.study.tables import table
 
 
 def exercise_table(day: Day, link: Link) -> str:
     """One row an exercise, then a section each."""
-    exercises = [exercise for exercise in load_exercises() if exercise.day == day.number]
+    exercises = exercises_of(day)
     if not exercises:
         return "This day has no exercises yet."
-    rows = "\n".join(
-        f"| {number} | [{e.title}](#{e.name}) | {e.level} | {e.minutes} | {e.points} |"
+    rows = [
+        (number, f"[{e.title}](#{e.name})", e.level, e.minutes, e.points)
         for number, e in enumerate(exercises, 1)
-    )
-    total = f"| | All | | {sum(e.minutes for e in exercises)} | {sum(e.points for e in exercises)} |"
-    table = f"| | Exercise | Level | Minutes | Points |\n|---|---|---|---:|---:|\n{rows}\n{total}"
-    return table + "\n\n" + "\n\n".join(_section(exercise, link) for exercise in exercises)
+    ]
+    total = ("", "All", "", sum(e.minutes for e in exercises), sum(e.points for e in exercises))
+    overview = table(("", "Exercise", "Level", "Minutes:", "Points:"), [*rows, total])
+    return "\n\n".join([overview, *(_section(exercise, link) for exercise in exercises)])
 
 
 def _section(exercise: Exercise, link: Link) -> str:
     folder = f"exercises/{exercise.folder.parent.name}/{exercise.folder.name}"
     parts = [
         f"### {exercise.title} {{ #{exercise.name} }}",
-        f"{exercise.summary.strip()}",
+        exercise.summary.strip(),
         f"- **Write** {_work(exercise)} in `{folder}/exercise.py`.\n"
         f"- **Level**: {exercise.level} ({LEVELS[exercise.level]}), {exercise.minutes} minutes, "
         f"{exercise.points} points, {len(exercise.hints)} hints."
@@ -64,9 +58,11 @@ def _page_name(page: str) -> str:
 
 def _before(exercise: Exercise, link: Link) -> str:
     known = {e.id: e for e in load_exercises()}
-    links = []
-    for name in exercise.prerequisites:
-        other = known.get(name)
-        page = f"topics/{other.topic}/exercises.md#{other.name}" if other else ""
-        links.append(f"[{other.title}]({link(page)})" if other else f"`{name}`")
-    return ", ".join(links)
+
+    def named(name: str) -> str:
+        if name not in known:
+            return f"`{name}`"
+        other = known[name]
+        return f"[{other.title}]({link(f'topics/{other.topic}/exercises.md#{other.name}')})"
+
+    return ", ".join(map(named, exercise.prerequisites))

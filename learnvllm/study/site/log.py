@@ -6,9 +6,15 @@ import re
 
 from learnvllm.study import journal
 from learnvllm.study.catalogue import DAYS
-from learnvllm.study.exercise import StudyError
 from learnvllm.study.overview import Course, DayState, course
 from learnvllm.study.progress import progress_path
+from learnvllm.study.tables import table
+
+_INCLUDE = re.compile(r"(?m)^[ \t]*-+8<-+.*\n?")
+_CODE_BLOCK = re.compile(r"(?ms)^(`{3,}|~{3,})[ ]*[\w+#-]*\n.*?^\1[`~]*[ ]*$")
+"""Only what every Markdown takes for one."""
+_REFERENCE = re.compile(r"(?m)^ {0,3}\[[^\]^]+\]:[ \t]*(?!https?://).*\n?")
+_LINK = re.compile(r"(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|!?\[(?P<words>[^\]]*)\]\((?!https?://)[^)]*\)")
 
 PROGRESS, JOURNAL = "log/progress.md", "log/journal.md"
 
@@ -24,12 +30,11 @@ def log_pages() -> dict[str, str]:
 
 def progress_page(state: Course) -> str:
     """The days and the site as a checklist."""
-    points, most = sum(day.points for day in state.days), sum(day.max_points for day in state.days)
     following = state.next_exercise()
     told = "All exercises have passed."
     if following is not None:
         told = f"Next: {following.exercise.title} (`learnvllm check {following.exercise.id}`)."
-    rows = "\n".join(day_row(day) for day in state.days)
+    days = table(("", "Day", "State", "Exercises:", "Points:", "Quiz:"), map(day_row, state.days))
     exercises = "\n".join(
         f"- {mark(one.done)} {one.exercise.title}: {one.status}, "
         f"{one.record.points:g} of {one.exercise.points} points"
@@ -37,9 +42,8 @@ def progress_page(state: Course) -> str:
     )
     site = "\n".join(f"- {mark(item.done)} {item.text}" for item in state.site)
     return (
-        f"# Progress\n\n**{points:g} of {most} points.** {told}\n\n"
-        f"## Days\n\n| | Day | State | Exercises | Points | Quiz |\n|---|---|---|---:|---:|---:|\n{rows}\n\n"
-        f"## Exercises\n\n{exercises}\n\n## Site\n\n{site}\n"
+        f"# Progress\n\n**{state.points:g} of {state.max_points} points.** {told}\n\n"
+        f"## Days\n\n{days}\n\n## Exercises\n\n{exercises}\n\n## Site\n\n{site}\n"
     )
 
 
@@ -47,13 +51,14 @@ def mark(done: bool) -> str:
     return "☑" if done else "☐"
 
 
-def day_row(state: DayState) -> str:
-    quiz = f"{state.quiz.right} of {state.quiz.questions}" if state.quiz else ""
-    name = f"{state.day.number} · {state.day.title}"
-    passed = f"{state.passed} of {len(state.exercises)}"
+def day_row(state: DayState) -> tuple[str, ...]:
     return (
-        f"| {mark(state.status == 'done')} | {name} | {state.status} | {passed} "
-        f"| {state.points:g} of {state.max_points} | {quiz} |"
+        mark(state.status == "done"),
+        f"{state.day.number} · {state.day.title}",
+        state.status,
+        f"{state.passed} of {len(state.exercises)}",
+        f"{state.points:g} of {state.max_points}",
+        f"{state.quiz.right} of {state.quiz.questions}" if state.quiz else "",
     )
 
 
@@ -61,18 +66,27 @@ def journal_page(state: Course) -> str:
     """All entries, headings one level down; a broken one is told of, and hides no other."""
     parts = ["# Journal"]
     for day in state.days:
-        try:
-            entry = journal.read_entry(day.day.number)
-        except StudyError as error:
-            parts.append(f'!!! failure "Day {day.day.number}"\n\n    {error}')
-            continue
-        if entry is not None:
+        if day.journal_problem:
+            parts.append(f'!!! failure "Day {day.day.number}"\n\n    {day.journal_problem}')
+        if entry := day.journal:
             parts += [harmless(entry.body), f"*Begun {entry.date}, {entry.status}.*"]
     return "\n\n".join(parts) + "\n"
 
 
 def harmless(body: str) -> str:
-    """Text of the learner's that cannot stop the build: links to pages and files become words."""
-    lines = (("#" + line if line.startswith("#") else line) for line in body.splitlines())
-    kept = "\n".join(line for line in lines if not line.lstrip().startswith(("<!--", "--8<--"))).strip()
-    return re.sub(r"!?\[([^\]]*)\]\((?!https?://)[^)]*\)", r"\1", kept)
+    """Text of the learner's that cannot stop the build: nothing is included, and outside of blocks of code links
+    to pages and files become words."""
+    kept = _INCLUDE.sub("", body)
+    parts, at = [], 0
+    for block in _CODE_BLOCK.finditer(kept):
+        parts += [_unlinked(kept[at : block.start()]), block[0]]
+        at = block.end()
+    return "".join([*parts, _unlinked(kept[at:])]).strip()
+
+
+def _unlinked(text: str) -> str:
+    """Headings one level down, comments gone, words for links."""
+    text = re.sub(r"(?m)^[ \t]*<!--.*\n?", "", text)
+    text = re.sub(r"(?m)^#", "##", text)
+    text = _REFERENCE.sub("", text)
+    return _LINK.sub(lambda found: found[0] if found["ticks"] else found["words"], text)

@@ -18,7 +18,7 @@ Nav = list[Any]
 def navigation(tree: Iterable[str]) -> Nav:
     """For the pages of `tree`. What is in no section of it, mkdocs complains about."""
     there = set(tree)
-    days = [{f"{day.number} · {day.title}": _day(day)} for day in DAYS if _day(day)]
+    days = [{f"{day.number} · {day.title}": found} for day in DAYS if (found := _day(day))]
     parts: Nav = [
         {"Start": _existing(there, ["index.md", "your-code.md", "architecture.md", "performance.md"])},
         {"Days": days},

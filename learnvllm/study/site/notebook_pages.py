@@ -64,9 +64,7 @@ def _rich(output: Any, prefix: str, plots: bool) -> str:
     if output.output_type == "error":  # of a cell that is tagged raises-exception
         return _plain(f"{output.ename}: {output.evalue}")
     if "image/svg+xml" in data:
-        return (
-            f'<div class="output plot" data-search-exclude>{inline_svg(data["image/svg+xml"], prefix)}</div>'
-        )
+        return _plot(inline_svg(data["image/svg+xml"], prefix))
     for kind in ("image/png", "image/jpeg"):
         if kind in data:
             source = f"data:{kind};base64,{''.join(data[kind].split())}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,6 @@ class Page:
     """In the site's tree, like topics/scheduling/concepts.md."""
     title: str
     minutes: int = 0
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2].removesuffix(".md")
 
 
 def split_front_matter(text: str, name: str) -> tuple[dict[str, Any], str]:
@@ -79,7 +74,7 @@ def read_page(path: Path) -> Page:
     minutes = meta.get("minutes", 0)
     if not isinstance(minutes, int):
         raise StudyError(f"docs/{name}: minutes: {minutes!r} is no whole number")
-    return Page(name, heading[1].strip(), minutes, meta)
+    return Page(name, heading[1].strip(), minutes)
 
 
 def topic_pages(day: Day) -> dict[str, Page]:

@@ -1,13 +1,12 @@
 """A day's quiz as HTML that works without a script: answers fold out. quiz.js makes it answerable.
 
 Every question is a <fieldset>; `data-correct` marks right choices, and explanations stand in
-`.quiz-explanation`. The quiz's JSON, for scripts, is in the <script class="quiz-data"> at its end.
+`.quiz-explanation`.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import re
 
 from markdown import markdown
@@ -28,7 +27,6 @@ def quiz(day: Day, link: Link) -> str:
         [
             f'<div class="quiz" data-day="{day.number}" role="group" aria-label="Quiz: {title}">',
             *parts,
-            f'<script type="application/json" class="quiz-data">{_data(day, questions)}</script>',
             "</div>",
         ]
     )
@@ -63,7 +61,8 @@ def _number_input(question: Question) -> str:
     return (
         f'<label class="quiz-number">Your answer: <input type="text" inputmode="decimal" autocomplete="off" '
         f'name="{html.escape(question.id)}" data-answer="{question.answer:g}" '
-        f'data-tolerance="{question.tolerance:g}"> {html.escape(question.unit)}</label>'
+        f'data-tolerance="{question.tolerance:g}" data-unit="{html.escape(question.unit)}"> '
+        f"{html.escape(question.unit)}</label>"
     )
 
 
@@ -89,27 +88,6 @@ def _read(page: str, link: Link) -> str:
     path, _, anchor = page.partition("#")
     target = link(path).removesuffix(".md") + ".html" + (f"#{anchor}" if anchor else "")
     return f'<p class="quiz-read"><a href="{html.escape(target)}">Read about it</a></p>\n'
-
-
-def _data(day: Day, questions: tuple[Question, ...]) -> str:
-    """The same, for scripts: Markdown already rendered."""
-    rows = [
-        {
-            "id": q.id,
-            "type": q.type,
-            "question": _block(q.question),
-            "choices": [
-                {"text": _inline(c.text), "correct": c.correct, "explain": _block(c.explain)}
-                for c in q.choices
-            ],
-            "answer": q.answer,
-            "tolerance": q.tolerance,
-            "unit": q.unit,
-            "explain": _block(q.explain),
-        }
-        for q in questions
-    ]
-    return json.dumps({"day": day.number, "questions": rows}, ensure_ascii=False).replace("<", "\\u003c")
 
 
 # ------------------------------------------------------------------------------------------------ Markdown

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from learnvllm.study.catalogue import DAYS, Day, load_exercises
+from learnvllm.study.catalogue import DAYS, Day, exercises_of
 from learnvllm.study.site import day_plan, pages
-from learnvllm.study.site.day_plan import Step, linked
+from learnvllm.study.site.day_plan import Step, linked, total_minutes
 from learnvllm.study.site.pages import Link
+from learnvllm.study.tables import table
+from learnvllm.study.terminal import minutes
 
 HOUR = 60
 
 
 def days_table(link: Link) -> str:
     """One row a day."""
-    exercises = load_exercises()
     rows = []
     for day in DAYS:
-        there = pages.topic_pages(day)
-        ours = [exercise for exercise in exercises if exercise.day == day.number]
-        complete = "concepts" in there
+        there, exercises = pages.topic_pages(day), exercises_of(day)
         title = f"[{day.title}]({link(there['index'].path)})" if "index" in there else day.title
-        points = f"{len(ours)} exercises, {sum(e.points for e in ours)} points" if ours else ""
-        state = f"{day_plan.minutes(day)} min" if complete else ("one page" if there else "*coming*")
-        rows.append(f"| {day.number} | {title} | {state} | {points} |")
-    return "| Day | Topic | | |\n|---:|---|---|---|\n" + "\n".join(rows)
+        points = f"{len(exercises)} exercises, {sum(e.points for e in exercises)} points"
+        state = "one page" if there else "*coming*"
+        if "concepts" in there:
+            state = minutes(total_minutes(day_plan.steps(day)))
+        rows.append((day.number, title, state, points if exercises else ""))
+    return table(("Day:", "Topic", "", ""), rows)
 
 
 def routes(link: Link) -> str:
@@ -52,11 +53,10 @@ def _one_hour(link: Link) -> str:
     """The concepts of the engine's days, then notebooks, as long as the hour lasts."""
     taken: list[Step] = []
     for step in _most_worth():
-        if step.minutes and sum(s.minutes for s in taken) + step.minutes <= HOUR:
+        if step.minutes and total_minutes(taken) + step.minutes <= HOUR:
             taken.append(step)
     rows = "\n".join(f"1. {linked(step, link)}, {step.minutes} minutes" for step in taken)
-    total = sum(step.minutes for step in taken)
-    intro = f"How a request becomes tokens, in {total} minutes of reading." if taken else ""
+    intro = f"How a request becomes tokens, in {total_minutes(taken)} minutes of reading." if taken else ""
     return f"### One hour\n\n{intro}\n\n{rows}"
 
 

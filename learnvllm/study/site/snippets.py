@@ -16,8 +16,6 @@ from pathlib import Path
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.site import ROOT
 
-LANGUAGES = {".py": "python"}
-
 
 def fenced_source(reference: str) -> str:
     """`path:Symbol` as a Markdown code block that is titled with its path. Raises StudyError."""

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.site import DOCS, pages
@@ -50,13 +51,11 @@ def translated_source(name: str) -> str:
     """
     other = translated()
     target = other[name]
-    path = DOCS / (name.removesuffix(".md") + SUFFIX)
-    english = DOCS / name
-    if not english.is_file():
-        raise StudyError(f"docs/{path.relative_to(DOCS)} translates docs/{name}, which is not there")
-    meta, body = pages.split_front_matter(path.read_text("utf-8"), f"docs/{path.relative_to(DOCS)}")
+    if not (DOCS / name).is_file():
+        raise StudyError(f"docs/{_file_of(name)} translates docs/{name}, which is not there")
+    meta, body = _read(name)
     body = mend_links(body, name, target, other)
-    if meta.get("source_hash") != source_hash(english.read_text("utf-8")):
+    if not _is_current(name):
         back = posixpath.relpath(name, posixpath.dirname(target))
         banner = OUTDATED.format(english=back)
         body = re.sub(r"(?m)^(# .+)$", lambda heading: f"{heading[1]}\n\n{banner}", body, count=1)
@@ -76,17 +75,29 @@ def mend_links(body: str, name: str, target: str, other: dict[str, str]) -> str:
     return _LINK.sub(mended, body)
 
 
+def title(name: str) -> str:
+    """Of a translation, by its English page."""
+    return pages.read_page(DOCS / _file_of(name)).title
+
+
 def outdated() -> list[str]:
     """English pages whose translation was made from another text."""
     return [name for name in translated() if not _is_current(name)]
 
 
 def _is_current(name: str) -> bool:
-    path = DOCS / (name.removesuffix(".md") + SUFFIX)
-    meta, _ = pages.split_front_matter(path.read_text("utf-8"), path.name)
-    return (DOCS / name).is_file() and meta.get("source_hash") == source_hash(
-        (DOCS / name).read_text("utf-8")
-    )
+    english = DOCS / name
+    return english.is_file() and _read(name)[0].get("source_hash") == source_hash(english.read_text("utf-8"))
+
+
+def _file_of(name: str) -> str:
+    """Where the translation of an English page lies in docs/."""
+    return name.removesuffix(".md") + SUFFIX
+
+
+def _read(name: str) -> tuple[dict[str, Any], str]:
+    file = _file_of(name)
+    return pages.split_front_matter((DOCS / file).read_text("utf-8"), f"docs/{file}")
 
 
 def mark_current(path: Path) -> None:

@@ -16,6 +16,7 @@ from learnvllm.study.site import (
     DOCS,
     directives,
     log,
+    maths,
     nav,
     notebook_pages,
     pages,
@@ -63,6 +64,7 @@ def page_text(text: str, name: str, translated: str | None = None) -> str:
         translated: that of its translation.
     """
     meta, body = pages.split_front_matter(text, f"docs/{name}")
+    body = directives.expand(body, name, text.removesuffix(body).count("\n") + 1)
     if translated:
         meta = {**meta, "translation": translated.removesuffix(".md") + ".html"}
     place = directives.place_of(name)
@@ -75,7 +77,7 @@ def page_text(text: str, name: str, translated: str | None = None) -> str:
         return f"# {title}\n" + (f"\n{lead}\n" if lead else "")
 
     body = re.sub(r"(?m)^# (.+)\n", head, body, count=1)
-    return pages.with_front_matter(meta, directives.expand(body, name))
+    return pages.with_front_matter(meta, body)
 
 
 LEAD = {
@@ -91,7 +93,8 @@ def _lead(meta: dict[str, Any], place: directives.Place) -> str:
     values = (meta.get("outcome"), meta.get("minutes"), before)
     texts = LEAD[meta.get("language", "en")]
     said = [text.format(str(value).strip().rstrip(".。")) for text, value in zip(texts, values) if value]
-    return '<div class="page-lead" markdown="1">\n\n' + "<br>\n".join(said) + "\n\n</div>" if said else ""
+    lead = maths.with_maths("<br>\n".join(said))
+    return f'<div class="page-lead" markdown="1">\n\n{lead}\n\n</div>' if said else ""
 
 
 def _named(needed: str, place: directives.Place) -> str:
@@ -101,6 +104,8 @@ def _named(needed: str, place: directives.Place) -> str:
         return needed
     if not (DOCS / path).is_file():  # not written yet
         return f"`{path}`"
+    if place.page.startswith(translation.FOLDER) and path in translation.translated():
+        return f"[{translation.title(path)}]({place.link(needed)})"
     day = directives.place_of(path).day
     label = pages.LABELS.get(Path(path).stem) if day else None
     title = f"{day.title}: {label.lower()}" if day and label else pages.read_page(DOCS / path).title

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import html
-import re
 
 from learnvllm import cli
+from learnvllm.study.tables import code, table, text
 
 
 def page() -> str:
@@ -43,20 +42,20 @@ def parser_section(parser: argparse.ArgumentParser, title: str, level: int) -> s
         if rows:
             named = group.title if group.title not in ("options", "positional arguments") else ""
             parts.append(f"**{named.capitalize()}**\n" if named else "")
-            parts.append("| | Meaning |\n|---|---|\n" + "\n".join(rows) + "\n")
+            parts.append(table(("", "Meaning"), rows) + "\n")
     for action in below:
         parts += [parser_section(sub, f"{title} {name}", level + 1) for name, sub in action.choices.items()]
     return "\n".join(part for part in parts if part)
 
 
-def row(action: argparse.Action) -> str:
+def row(action: argparse.Action) -> tuple[str, str]:
     """One flag or operand: how to write it, what it means."""
     value = "" if action.nargs == 0 else metavar(action)
     names = action.option_strings or [value]
     shown = ", ".join(names) + (f" {value}" if action.option_strings and value else "")
     formatter = argparse.HelpFormatter("learnvllm")
     meaning = formatter._expand_help(action) if action.help else ""
-    return f"| {code(shown)} | {cell(meaning)} |"
+    return code(shown), text(meaning)
 
 
 def metavar(action: argparse.Action) -> str:
@@ -65,15 +64,3 @@ def metavar(action: argparse.Action) -> str:
     if action.choices is not None:
         return "{" + ",".join(map(str, action.choices)) + "}"
     return action.dest.upper()
-
-
-def code(text: str) -> str:
-    """As HTML: how a | within backticks is to be escaped in a table differs from one Markdown to the next."""
-    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
-
-
-def cell(text: str) -> str:
-    """Plain text that may stand in a cell; what looks like a flag or a name is set as code."""
-    escaped = html.escape(" ".join(text.split()), quote=False).replace("|", "&#124;")
-    escaped = re.sub(r"[*_\[\]`$]", lambda sign: f"&#{ord(sign[0])};", escaped)
-    return re.sub(r"(?<![\w-])(--[\w-]*\w|LEARNVLLM&#95;[\w&#;]+)", r"<code>\1</code>", escaped)

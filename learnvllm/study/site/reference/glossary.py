@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.site import DOCS
+from learnvllm.study.tables import table
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,12 @@ def load() -> list[Term]:
 
 
 def page() -> str:
-    return table("# Glossary\n\nThe words of vLLM, in English and in Chinese.", "Term", "Meaning", "../")
+    """All words in one table. A page that is not there yet is not linked."""
+    rows = [(f'<span id="{term.anchor}"></span>{linked(term)}', term.zh, term.means) for term in load()]
+    words = table(("Term", "中文", "Meaning"), rows)
+    return f"# Glossary\n\nThe words of vLLM, in English and in Chinese.\n\n{words}\n"
 
 
-def table(head: str, first: str, last: str, up: str, exists: Callable[[str], bool] | None = None) -> str:
-    """The table below `head`. A page that is not there yet is not linked."""
-    there = exists or (lambda path: (DOCS / path).exists())
-    rows = []
-    for term in load():
-        path = term.page.partition("#")[0]
-        name = f"[{term.term}]({up}{term.page})" if path and there(path) else term.term
-        rows.append(f'| <span id="{term.anchor}"></span>{name} | {term.zh} | {term.means} |')
-    return f"{head}\n\n| {first} | 中文 | {last} |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+def linked(term: Term) -> str:
+    path = term.page.partition("#")[0]
+    return f"[{term.term}](../{term.page})" if path and (DOCS / path).exists() else term.term

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from learnvllm.study.site.reference.cli import cell, code
+from learnvllm.study.tables import code, table, text
 
 Schema = dict[str, Any]
 
@@ -19,17 +19,17 @@ def page() -> str:
         for path, methods in schema["paths"].items()
         for method, operation in methods.items()
     ]
-    overview = "\n".join(
-        f"| [{code(f'{method} {path}')}](#{anchor(method, path)}) | {cell(summary(operation))} |"
+    overview = [
+        (f"[{code(f'{method} {path}')}](#{anchor(method, path)})", text(summary(operation)))
         for method, path, operation in routes
-    )
+    ]
     sections = "\n".join(section(*route, schema) for route in routes)
     return (
         "# HTTP API\n\n"
         "What `learnvllm serve` answers: OpenAI's API with vLLM's extra fields (upstream namesake: "
         "`vllm/entrypoints/openai/`). The same as a schema for programs: `GET /openapi.json`. A field that "
         "is not listed is refused by name, never ignored.\n\n"
-        f"| Route | |\n|---|---|\n{overview}\n\n{sections}"
+        f"{table(('Route', ''), overview)}\n\n{sections}"
     )
 
 
@@ -53,20 +53,20 @@ def summary(operation: Schema) -> str:
 def section(method: str, path: str, operation: Schema, schema: Schema) -> str:
     parts = [
         f"## {code(f'{method} {path}')} {{ #{anchor(method, path)} }}\n",
-        f"{cell(summary(operation))}\n",
+        f"{text(summary(operation))}\n",
     ]
     body = operation.get("requestBody")
     if body:
         kind = resolve(body["content"]["application/json"]["schema"], schema)
-        rows = "\n".join(field(name, kind, schema) for name in kind["properties"])
-        parts.append(f"| Field | Type | Default | Meaning |\n|---|---|---|---|\n{rows}\n")
+        rows = [field(name, kind, schema) for name in kind["properties"]]
+        parts.append(table(("Field", "Type", "Default", "Meaning"), rows) + "\n")
     return "\n".join(parts)
 
 
-def field(name: str, kind: Schema, schema: Schema) -> str:
+def field(name: str, kind: Schema, schema: Schema) -> tuple[str, ...]:
     spec = kind["properties"][name]
     default = "required" if name in kind.get("required", ()) else default_of(spec)
-    return f"| `{name}` | {code(type_of(spec, schema))} | {default} | {cell(spec.get('description', ''))} |"
+    return f"`{name}`", code(type_of(spec, schema)), default, text(spec.get("description", ""))
 
 
 def default_of(spec: Schema) -> str:

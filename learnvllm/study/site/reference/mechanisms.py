@@ -9,17 +9,11 @@ import re
 import tomllib
 from dataclasses import dataclass
 
+from learnvllm.study.catalogue import DAYS
 from learnvllm.study.site import DOCS
+from learnvllm.study.tables import table
 
-TOPICS = {
-    "architecture": "Architecture",
-    "engine_core": "Engine core",
-    "scheduling": "Scheduling",
-    "kv_cache": "KV cache",
-    "executor_worker": "Executor and worker",
-    "model_layers": "Model layers",
-    "serving": "Serving",
-}
+TOPICS = {day.topic: day.title for day in DAYS if (DOCS / "topics" / day.topic / "index.md").is_file()}
 """The topics that have a page, in the order of their days."""
 
 
@@ -67,11 +61,11 @@ def page() -> str:
 
 
 def overview(entries: list[Entry]) -> str:
-    rows = "\n".join(
-        f"| [{e.label}](#{e.anchor}) | {e.title} | {', '.join(map(topic_link, e.topics))} | {len(e.tests)} |"
+    rows = [
+        (f"[{e.label}](#{e.anchor})", e.title, ", ".join(map(topic_link, e.topics)), len(e.tests))
         for e in entries
-    )
-    return f"| | What | Explained in | Tests |\n|---|---|---|---|\n{rows}"
+    ]
+    return table(("", "What", "Explained in", "Tests"), rows)
 
 
 def topic_link(topic: str) -> str:

@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from learnvllm.architecture.config import CacheConfig, EngineConfig
 from learnvllm.engine_core.metrics.prometheus import PrometheusStatLogger
 from learnvllm.engine_core.protocol import EngineReady
-from learnvllm.study.site.reference.cli import cell
+from learnvllm.study.tables import table, text
 
 KINDS = {
     "gauge": ("Gauges", "The state at this moment."),
@@ -30,11 +30,9 @@ def page() -> str:
         "`vllm:cache_config_info`.\n",
     ]
     for kind, (title, note) in KINDS.items():
-        rows = "\n".join(row(family) for family in families if family.type == kind)
-        columns = "| Metric | Meaning |\n|---|---|"
-        if kind == "histogram":
-            columns = "| Metric | Meaning | Upper bounds of its buckets |\n|---|---|---|"
-        parts.append(f"## {title}\n\n{note}\n\n{columns}\n{rows}\n")
+        columns = ["Metric", "Meaning", *(["Upper bounds of its buckets"] if kind == "histogram" else [])]
+        rows = [row(family) for family in families if family.type == kind]
+        parts.append(f"## {title}\n\n{note}\n\n{table(columns, rows)}\n")
     return "\n".join(parts)
 
 
@@ -45,10 +43,10 @@ def collect() -> list[Metric]:
     return list(PrometheusStatLogger(cast(EngineConfig, config), ready).registry.collect())
 
 
-def row(family: Metric) -> str:
+def row(family: Metric) -> list[str]:
     name = family.name + ("_total" if family.type == "counter" else "")
-    bounds = f" {buckets(family)} |" if family.type == "histogram" else ""
-    return f"| `{name}` | {cell(family.documentation)} |{bounds}"
+    bounds = [buckets(family)] if family.type == "histogram" else []
+    return [f"`{name}`", text(family.documentation), *bounds]
 
 
 def buckets(family: Metric) -> str:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import html
 import inspect
 import typing
 
 from learnvllm.architecture import config, envs
+from learnvllm.study.tables import code, markdown, table
 
 
 def environment() -> str:
     """One row a variable of `learnvllm.architecture.envs.REGISTRY`."""
-    rows = "\n".join(
-        f"| `{var.name}` | {'—' if var.default is None else f'`{var.default}`'} | {cell(var.help)} |"
+    rows = [
+        (f"`{var.name}`", "—" if var.default is None else f"`{var.default}`", markdown(var.help))
         for var in envs.REGISTRY.values()
-    )
+    ]
     return (
         "# Environment variables\n\n"
         "Declared once, in `learnvllm/architecture/envs.py` (upstream namesake: `vllm/envs.py`). "
         "A flag on the command line wins over its variable.\n\n"
-        f"| Variable | Default | Meaning |\n|---|---|---|\n{rows}\n"
+        f"{table(('Variable', 'Default', 'Meaning'), rows)}\n"
     )
 
 
@@ -42,27 +42,19 @@ def configuration() -> str:
 
 def section(part: type) -> str:
     notes = field_notes(part)
-    rows = "\n".join(
-        f"| `{field.name}` | {type_of(field)} | {default_of(field)} "
-        f"| {cell(notes.get(field.name) or first_line(field))} |"
-        for field in dataclasses.fields(part)
-    )
+    rows = [
+        (f"`{f.name}`", code(type_of(f)), default_of(f), markdown(notes.get(f.name) or first_line(f)))
+        for f in dataclasses.fields(part)
+    ]
     intro = inspect.cleandoc(part.__doc__ or "")
-    return (
-        f"## {part.__name__}\n\n{intro}\n\n| Field | Type | Default | Meaning |\n|---|---|---|---|\n{rows}\n"
-    )
+    return f"## {part.__name__}\n\n{intro}\n\n{table(('Field', 'Type', 'Default', 'Meaning'), rows)}\n"
 
 
 def type_of(field: dataclasses.Field[object]) -> str:
-    """The annotation as written; an alias of a Literal is spelled out.
-
-    As HTML: how a | within backticks is to be escaped in a table differs from one Markdown to the next.
-    """
+    """The annotation as written; an alias of a Literal is spelled out."""
     alias = getattr(config, str(field.type), None)
-    text = (
-        str(alias).replace("typing.", "") if typing.get_origin(alias) is typing.Literal else str(field.type)
-    )
-    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
+    spelled_out = typing.get_origin(alias) is typing.Literal
+    return str(alias).replace("typing.", "") if spelled_out else str(field.type)
 
 
 def first_line(field: dataclasses.Field[object]) -> str:
@@ -88,8 +80,3 @@ def field_notes(part: type) -> dict[str, str]:
         if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
             notes[field.target.id] = str(note.value.value)
     return notes
-
-
-def cell(text: str) -> str:
-    """Text that may stand in a cell of a Markdown table."""
-    return " ".join(text.split()).replace("|", "\\|")
