@@ -63,7 +63,7 @@ def check(
         problems.append(f"Not recorded: {error}")
     if record is not None and report.passed:
         try:
-            entry = journal.refresh(exercise.day)
+            entry = journal.refresh(exercise.day).path
         except StudyError as error:
             problems.append(f"The journal was not brought up to date: {error}")
     return Checked(exercise, report, record, entry, tuple(problems))

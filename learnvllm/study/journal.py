@@ -96,36 +96,31 @@ def list_entries() -> list[Entry]:
     return [entry for day in DAYS if (entry := read_entry(day.number)) is not None]
 
 
-def open_entry(state: DayState, progress: Progress) -> Entry:
+def refresh(day: int) -> Entry:
     """Create the day's entry where there is none, and bring what is generated in it up to date."""
-    path = entry_path(state.day.number)
+    from learnvllm.study.overview import day_state  # it shows the journal, too
+    from learnvllm.study.progress import load_progress
+
+    progress = load_progress()
+    state, path = day_state(day, progress), entry_path(day)
     with files.locked(path):
         try:
             text = files.read_text(path)
         except FileNotFoundError:
-            text = TEMPLATE.format(day=state.day.number, title=state.day.title, date=date.today())
-        _parse(path, state.day.number, text)  # before anything is written
+            text = TEMPLATE.format(day=day, title=state.day.title, date=date.today())
+        _parse(path, day, text)  # before anything is written
         new = _with_status(_with_facts(path, text, facts(state, progress)), state.status)
         if not path.exists() or new != text:
             files.rewrite_text(path, new)
-    return _parse(path, state.day.number, new)
-
-
-def refresh(day: int) -> Path:
-    """Bring a day's entry up to date after something was recorded; creates it where there is none."""
-    from learnvllm.study.overview import day_state
-    from learnvllm.study.progress import load_progress
-
-    progress = load_progress()
-    return open_entry(day_state(day, progress), progress).path
+    return _parse(path, day, new)
 
 
 # ---------------------------------------------------------------------------------------------- front matter
 
 
 def _parse(path: Path, day: int, text: str) -> Entry:
-    lines = text.splitlines()
-    if not lines or lines[0].rstrip() != "---":
+    lines = text.split("\n")  # as an editor counts them
+    if lines[0].rstrip() != "---":
         raise _broken(path, 1, "the front matter is missing: the first line must be ---")
     closing = next((n for n, line in enumerate(lines[1:], 2) if line.rstrip() == "---"), None)
     if closing is None:

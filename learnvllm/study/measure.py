@@ -19,6 +19,7 @@ from learnvllm.study.exercise import StudyError
 from learnvllm.study.overlay_bench import UNIT, WHAT
 from learnvllm.study.overview import DayState
 from learnvllm.study.progress import Benchmark, record_benchmark
+from learnvllm.study.terminal import seconds
 
 FLAGS = ("--num-prompts", "16", "--input-len", "64", "--output-len", "32")
 WORKLOAD = "throughput, 16 prompts, 64 tokens in, 32 out"
@@ -46,7 +47,7 @@ def measure(day: DayState, say: Callable[[str], None]) -> Benchmark:
     begun = time.monotonic()
     for done, (name, figures, chosen) in enumerate(turns):
         spent = time.monotonic() - begun
-        left = f", about {_told(spent / done * (len(turns) - done))} left" if done else ""
+        left = f", about {seconds(spent / done * (len(turns) - done))} left" if done else ""
         say(f"run {done + 1} of {len(turns)}: {name}{left}")
         figures.append(run_benchmark(chosen))
     workload = f"day {day.day.number}, {WORKLOAD}"
@@ -55,10 +56,6 @@ def measure(day: DayState, say: Callable[[str], None]) -> Benchmark:
     # What differs by less than runs of one and the same code do is no difference.
     say(f"{measured.told()} The reference's own runs: {min(reference):.4g} to {max(reference):.4g}.")
     return measured
-
-
-def _told(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def run_benchmark(parts: Sequence[str]) -> float:

@@ -6,9 +6,6 @@ a command of the same name. The learner edits in their own editor beside it; `w`
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from threading import Event
@@ -25,11 +22,11 @@ from textual.worker import Worker, WorkerState
 from learnvllm.study import files, journal, watch
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.checking import Checked, check
-from learnvllm.study.commands.helping import take_hint
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.overview import Course, ExerciseState, course
-from learnvllm.study.progress import load_progress
+from learnvllm.study.progress import record_hint
 from learnvllm.study.screen_text import describe, hints_text, report_text, standing
+from learnvllm.study.terminal import edit, editor, readable
 
 MARKS = {"passed": "✓", "changed": "!", "started": "~", "open": " "}
 
@@ -62,6 +59,7 @@ class StudyApp(App[None]):
         self.grading = False
         """A check runs; there is one at a time."""
         self._saved_meanwhile = False
+        """While a check ran, the file that is watched was saved: check it again."""
         self._watching: Event | None = None
         self._leaving = Event()
 
@@ -105,6 +103,9 @@ class StudyApp(App[None]):
                 )
                 if self.exercise and state.exercise.id == self.exercise.id:
                     tree.call_after_refresh(tree.move_cursor, leaf)
+        self._show_standing()
+
+    def _show_standing(self) -> None:
         told = standing(self.course, watching=self._watching is not None)
         self.query_one("#standing", Static).update(told)
 
@@ -137,9 +138,12 @@ class StudyApp(App[None]):
         try:
             self.course = course()
         except StudyError as error:
-            self.notify(str(error), severity="error", timeout=15)
+            self._tell_error(str(error))
         self._fill_tree()
         self._show_exercise()
+
+    def _tell_error(self, said: str) -> None:
+        self.notify(said, severity="error", timeout=15, markup=False)
 
     def _tab(self, name: str) -> None:
         self.query_one("#tabs", TabbedContent).active = f"{name}-tab"
@@ -151,6 +155,7 @@ class StudyApp(App[None]):
             self._stop_watching()
             self.exercise = event.node.data
             self._show_exercise()
+            self._show_standing()
         if event.node.data is not None:
             self._tab("exercise")
 
@@ -168,9 +173,9 @@ class StudyApp(App[None]):
         if self.exercise is None:
             return
         try:
-            count = take_hint(self.exercise)
+            count = record_hint(self.exercise)
         except StudyError as error:
-            self.notify(str(error), severity="error", timeout=15)
+            self._tell_error(str(error))
             return
         self._reload()
         self._show_hints(count)
@@ -180,28 +185,26 @@ class StudyApp(App[None]):
         if self.exercise is None:
             return
         try:
-            progress = load_progress()
-            state = course(progress).days[self.exercise.day - 1]
-            path = journal.open_entry(state, progress).path
+            path = journal.refresh(self.exercise.day).path
         except StudyError as error:
-            self.notify(str(error), severity="error", timeout=15)
+            self._tell_error(str(error))
             return
         self._show_journal()
         self._tab("journal")
-        self.notify(f"Write in {files.shown(path)}")
+        self.notify(f"Write in {files.shown(path)}", markup=False)
 
     def action_edit(self) -> None:
-        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
         if self.exercise is None:
             return
-        if not editor:
-            self.notify(f"EDITOR is not set. The file: {files.shown(self.exercise.path)}", timeout=10)
+        if not editor():
+            shown = files.shown(self.exercise.path)
+            self.notify(f"EDITOR is not set. The file: {shown}", timeout=10, markup=False)
             return
         try:
             with self.suspend():
-                subprocess.call([*shlex.split(editor), str(self.exercise.path)])
-        except (OSError, ValueError, SuspendNotSupported) as error:
-            self.notify(f"{editor!r} does not start: {error}", severity="error")
+                edit(self.exercise.path)
+        except (StudyError, SuspendNotSupported) as error:
+            self._tell_error(str(error))
 
     def action_check(self) -> None:
         if self.exercise is None or self.grading:
@@ -220,9 +223,10 @@ class StudyApp(App[None]):
             self._watching = Event()
             self._watch(self.exercise, self._watching)
             self.action_check()
-        self._fill_tree()
+        self._show_standing()
 
     def _stop_watching(self) -> None:
+        self._saved_meanwhile = False
         if self._watching:
             self._watching.set()
             self._watching = None
@@ -264,7 +268,7 @@ class StudyApp(App[None]):
             self.call_from_thread(call, *arguments)
 
     def _say_running(self, name: str) -> None:
-        self.query_one("#log", RichLog).write(Text(f"  {name.removeprefix('test_').replace('_', ' ')}"))
+        self.query_one("#log", RichLog).write(Text(f"  {readable(name)}"))
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         if event.worker.group != "grade" or event.state not in (WorkerState.SUCCESS, WorkerState.ERROR):
@@ -287,4 +291,4 @@ class StudyApp(App[None]):
 
 
 class _Stopped(Exception):
-    """Watching has ended."""
+    """Nobody waits for the check, or watches, any more."""

@@ -51,7 +51,6 @@ def hints_text(exercise: Exercise | None, count: int) -> str:
 
 def standing(course: Course, *, watching: bool) -> str:
     """One line for the foot of the screen."""
-    passed = sum(state.done for state in course.exercises)
-    points, total = sum(day.points for day in course.days), sum(day.max_points for day in course.days)
     said = "  watching: checks when you save" if watching else ""
-    return f"{passed} of {len(course.exercises)} exercises, {points:g} of {total} points{said}"
+    exercises = f"{course.passed} of {len(course.exercises)} exercises"
+    return f"{exercises}, {course.points:g} of {course.max_points} points{said}"

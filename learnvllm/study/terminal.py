@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 import textwrap
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.text import Text
 from rich.theme import Theme
+
+from learnvllm.study import files
+from learnvllm.study.exercise import StudyError
 
 STYLES = Theme({"good": "green", "bad": "red", "faint": "dim", "head": "bold", "cmd": "cyan"})
 _PIPE_WIDTH = 100
 
 
-def console(*, stderr: bool = False) -> Console:
+def console() -> Console:
     """Where to print. Made anew each time: tests and pipes replace sys.stdout."""
-    stream = sys.stderr if stderr else sys.stdout
+    stream = sys.stdout
     plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty()
     with suppress(AttributeError, ValueError):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a ✓ in an old code page
@@ -47,6 +54,31 @@ def print_json(value: Any, *, compact: bool = False) -> None:
     print(json.dumps(value, indent=None if compact else 2, ensure_ascii=False), flush=True)
 
 
+def shown(path: Path) -> str:
+    """A path as a part of markup: `[` is a letter of its name."""
+    return escape(files.shown(path))
+
+
+def editor() -> str:
+    """The learner's editor, as the environment names it; empty where it names none."""
+    return (os.environ.get("VISUAL") or os.environ.get("EDITOR") or "").strip()
+
+
+def edit(path: Path) -> int:
+    """Open it in the editor, and wait. Raises StudyError when that does not start."""
+    try:
+        return subprocess.call([*shlex.split(editor()), str(path)])
+    except (OSError, ValueError) as error:
+        raise StudyError(
+            f"The editor {editor()!r} (EDITOR) does not start: {error}. Open {files.shown(path)}."
+        ) from None
+
+
+def readable(test: str) -> str:
+    """`test_a_block_leaves` as words."""
+    return test.removeprefix("test_").replace("_", " ")
+
+
 def plural(count: float, word: str) -> str:
     """`1 point`, `2 points`."""
     return f"{count:g} {word}{'' if count == 1 else 's'}"
@@ -56,3 +88,8 @@ def minutes(count: int) -> str:
     """`45 min`, `2 h 10 min`."""
     hours, rest = divmod(count, 60)
     return " ".join([*([f"{hours} h"] if hours else []), *([f"{rest} min"] if rest or not hours else [])])
+
+
+def seconds(count: float) -> str:
+    """`45 s`, then minutes."""
+    return f"{count:.0f} s" if count < 90 else minutes(round(count / 60))

@@ -46,16 +46,16 @@ def target_of(source: Path) -> Path:
 
 
 def _convert(source: Path, target: Path, fresh: bool) -> Converted:
-    import jupytext
+    import nbformat
+
+    from learnvllm.study import notebooks
 
     if target.exists():
         if not fresh:
             newer = source.stat().st_mtime > target.stat().st_mtime
             return Converted(target, OLD if newer else KEPT)
         files.back_up(target, f"{source.parent.name}.{source.stem}")
-    notebook = jupytext.read(source, fmt="py:percent")
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    files.write_text(target, jupytext.writes(notebook, fmt="ipynb"))
+    files.write_text(target, nbformat.writes(notebooks.read(source)))
     return Converted(target, MADE)
 
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from learnvllm.study import files, watch
+from learnvllm.study import watch
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.checking import TIME_LIMIT_S, Checked, check
 from learnvllm.study.exercise import Exercise
 from learnvllm.study.grading import TestReport
 from learnvllm.study.overview import course
-from learnvllm.study.terminal import console, plural, print_json
+from learnvllm.study.terminal import console, plural, print_json, readable, shown
 
 PASSED, FAILED = 0, 1
 _FULL_MESSAGES = 3
@@ -91,7 +91,7 @@ def _check_and_show(exercise: Exercise, args: argparse.Namespace) -> Checked:
             checked = check(
                 exercise,
                 timeout_s=args.timeout,
-                on_output=lambda name: status.update(escape(_readable(name))),
+                on_output=lambda name: status.update(escape(readable(name))),
             )
     else:
         checked = check(exercise, timeout_s=args.timeout)
@@ -115,7 +115,7 @@ def _watch(exercise: Exercise, args: argparse.Namespace) -> int:
                 exercise = following
                 continue
             if not args.json:
-                console().print(f"[faint]Watching {escape(files.shown(exercise.path))}. Ctrl-C ends it.[/]\n")
+                console().print(f"[faint]Watching {shown(exercise.path)}. Ctrl-C ends it.[/]\n")
             next(watch.changes([exercise.path], time.sleep, since=before))
     except KeyboardInterrupt:
         return PASSED if passed else FAILED
@@ -127,18 +127,18 @@ def _watch(exercise: Exercise, args: argparse.Namespace) -> int:
 def show_subject(out: Console, exercise: Exercise) -> None:
     """Whose file is graded."""
     out.print(f"[head]{escape(exercise.title)}[/] [faint]({exercise.id}, {exercise.level})[/]")
-    out.print(f"Grading your file {escape(files.shown(exercise.path))}\n", soft_wrap=True)
+    out.print(f"Grading your file {shown(exercise.path)}\n", soft_wrap=True)
 
 
 def show_report(out: Console, checked: Checked, *, verbose: bool = False) -> None:
     """The grader's verdict, test by test, and the next step."""
     report, left = checked.report, _FULL_MESSAGES
-    width = max((len(_readable(test.name)) for test in report.tests), default=0)
+    width = max((len(readable(test.name)) for test in report.tests), default=0)
     for test in report.tests:
         good = test.outcome == "passed"
         won = plural(test.points, "point") if good else f"{test.points:g} of {test.max_points:g}"
         mark = "[good]✓[/]" if good else "[bad]✗[/]"
-        out.print(f"  {mark} {escape(_readable(test.name)):<{width}}  [faint]{won}[/]", soft_wrap=True)
+        out.print(f"  {mark} {escape(readable(test.name)):<{width}}  [faint]{won}[/]", soft_wrap=True)
         if not good and test.outcome != "not_written" and test.message != "not run":
             _show_message(out, test, in_full=verbose or left > 0)
             left -= 1
@@ -185,7 +185,3 @@ def _show_verdict(out: Console, checked: Checked) -> None:
     if checked.journal:
         out.print(f"  your log           [cmd]learnvllm journal {exercise.day}[/]")
     out.print("  what comes next    [cmd]learnvllm next[/]")
-
-
-def _readable(name: str) -> str:
-    return name.removeprefix("test_").replace("_", " ")

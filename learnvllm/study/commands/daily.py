@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,7 @@ from learnvllm.study.catalogue import find_day
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.overview import day_state
 from learnvllm.study.progress import QuizRecord, load_progress, quiz_key, record_answer
-from learnvllm.study.terminal import console, print_json, print_markdown
+from learnvllm.study.terminal import console, edit, editor, print_json, print_markdown, shown
 
 
 def configure_journal(parser: argparse.ArgumentParser) -> None:
@@ -40,28 +38,18 @@ def run_journal(args: argparse.Namespace) -> int:
         return _export_journal(args)
     if not (args.what.isascii() and args.what.isdigit()):
         raise StudyError(f"{args.what!r} is neither a day, like 3, nor list nor export.")
+    day = int(args.what)
     if args.measure:
-        measure.measure(day_state(int(args.what)), lambda text: print(text, file=sys.stderr, flush=True))
-    progress = load_progress()
-    entry = journal.open_entry(day_state(int(args.what), progress), progress)
+        measure.measure(day_state(day), lambda text: print(text, file=sys.stderr, flush=True))
+    entry = journal.refresh(day)
     if args.json:
         print_json(entry.to_json())
         return 0
     out = console()
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-    if editor and out.is_terminal and not args.no_open:
-        return _edit(editor, entry.path)
-    out.print(f"{files.shown(entry.path)} ({entry.status})", soft_wrap=True)
+    if editor() and out.is_terminal and not args.no_open:
+        return edit(entry.path)
+    out.print(f"{shown(entry.path)} ({entry.status})", soft_wrap=True)
     return 0
-
-
-def _edit(editor: str, path: Path) -> int:
-    try:
-        return subprocess.call([*shlex.split(editor), str(path)])
-    except (OSError, ValueError) as error:
-        raise StudyError(
-            f"The editor {editor!r} (EDITOR) does not start: {error}. Open {files.shown(path)}."
-        ) from None
 
 
 def _list_journal(as_json: bool) -> int:
@@ -87,7 +75,7 @@ def _export_journal(args: argparse.Namespace) -> int:
         print_json({"file": str(target)})
     else:
         console().print(
-            f"{files.shown(target)}: one file, a page per day, ready to print or to convert.", soft_wrap=True
+            f"{shown(target)}: one file, a page per day, ready to print or to convert.", soft_wrap=True
         )
     return 0
 

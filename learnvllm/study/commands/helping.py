@@ -12,7 +12,7 @@ from learnvllm.study import files, progress, update
 from learnvllm.study.catalogue import find_exercise, usable_exercises
 from learnvllm.study.commands.check import next_exercise
 from learnvllm.study.exercise import Exercise, StudyError
-from learnvllm.study.terminal import console, print_json, print_markdown
+from learnvllm.study.terminal import console, print_json, print_markdown, shown
 
 
 def configure_hint(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run_hint(args: argparse.Namespace) -> int:
     if exercise is None:
         raise StudyError("Every exercise has passed: name one to see its hints.")
     before = progress.load_progress().of(exercise.id).hints
-    count = before if args.again else take_hint(exercise)
+    count = before if args.again else progress.record_hint(exercise)
     shown = exercise.hints[:count]
     if args.json:
         print_json({"id": exercise.id, "hints": list(shown), "of": len(exercise.hints)})
@@ -42,11 +42,6 @@ def run_hint(args: argparse.Namespace) -> int:
         solution = f"learnvllm solution {exercise.name} --give-up"
         out.print(f"There are no more. If you are stuck: [cmd]{solution}[/] (it is recorded).")
     return 0
-
-
-def take_hint(exercise: Exercise) -> int:
-    """Record that one more hint is shown; returns how many are."""
-    return progress.record_hint(exercise)
 
 
 # -------------------------------------------------------------------------------------------------- solution
@@ -114,9 +109,9 @@ def run_reset(args: argparse.Namespace) -> int:
         return 0
     out = console()
     again = "is the starter again" if backup else "is the starter"
-    out.print(f"{files.shown(exercise.path)} {again}.", soft_wrap=True)
+    out.print(f"{shown(exercise.path)} {again}.", soft_wrap=True)
     if backup:
-        out.print(f"What it was before: {files.shown(backup)}", soft_wrap=True)
+        out.print(f"What it was before: {shown(backup)}", soft_wrap=True)
     if had_passed:
         out.print("That it had passed no longer counts: the next check decides.")
     return 0
@@ -139,9 +134,12 @@ def run_update(args: argparse.Namespace) -> int:
         if not args.exercise:
             raise StudyError("--resolved needs the exercise's ID.")
         update.resolved(exercises[0])
-        print_json({"id": exercises[0].id, "outcome": "resolved"}) if args.json else console().print(
-            f"{exercises[0].id}: your file is taken as it is; later updates start from today's starter."
-        )
+        if args.json:
+            print_json({"id": exercises[0].id, "outcome": "resolved"})
+        else:
+            console().print(
+                f"{exercises[0].id}: your file is taken as it is; later updates start from today's starter."
+            )
         return 0
     one_by_one = update.update if args.exercise else update.try_update
     updates = [one_by_one(exercise) for exercise in exercises]

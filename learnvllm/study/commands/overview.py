@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from learnvllm.study import files, journal
+from learnvllm.study import journal
 from learnvllm.study.catalogue import find_day
-from learnvllm.study.overview import Course, DayState, ExerciseState, course
+from learnvllm.study.overview import Course, DayState, ExerciseState, course, day_state
 from learnvllm.study.site import day_plan
-from learnvllm.study.terminal import console, minutes, plural, print_json, print_markdown
+from learnvllm.study.terminal import console, minutes, plural, print_json, print_markdown, shown
 
 BOXES = {"done": "[good]\\[x][/]", "started": "\\[~]", "open": "\\[ ]", "coming": "\\[ ]"}
 STATES = {
@@ -33,9 +33,8 @@ def run_progress(args: argparse.Namespace) -> int:
         print_json(state.to_json())
         return 0
     out = console()
-    passed, points = sum(e.done for e in state.exercises), sum(day.points for day in state.days)
-    total = sum(day.max_points for day in state.days)
-    out.print(f"{passed} of {plural(len(state.exercises), 'exercise')}, {points:g} of {total} points\n")
+    exercises = plural(len(state.exercises), "exercise")
+    out.print(f"{state.passed} of {exercises}, {state.points:g} of {state.max_points} points\n")
     for day in state.days:
         out.print(
             f"{BOXES[day.status]} Day {day.day.number:>2}  {day.day.title:<22}{_summary(day)}", soft_wrap=True
@@ -103,12 +102,12 @@ def configure_day(parser: argparse.ArgumentParser) -> None:
 def run_day(args: argparse.Namespace) -> int:
     day = find_day(args.day)
     steps = day_plan.steps(day)  # the site shows the same
-    state = course().days[args.day - 1]
+    state = day_state(day.number)
     if args.json:
         print_json({**state.to_json(), "plan": [vars(step) for step in steps]})
         return 0
     out = console()
-    total = sum(step.minutes for step in steps)
+    total = day_plan.total_minutes(steps)
     title = f"Day {day.number}: {escape(day.title)}"
     out.print(f"[head]{title}[/][faint]{f' ({minutes(total)})' if total else ''}[/]\n")
     told = {f"learnvllm check {e.exercise.id}": _short_state(e) for e in state.exercises}
@@ -173,7 +172,7 @@ def run_next(args: argparse.Namespace) -> int:
         print_markdown(out, f"Not asked: {exercise.out_of_scope}", faint=True)
     for page in exercise.reading:
         out.print(f"  read    docs/{page}", soft_wrap=True)
-    out.print(f"  edit    {files.shown(exercise.path)}", soft_wrap=True)
+    out.print(f"  edit    {shown(exercise.path)}", soft_wrap=True)
     out.print(f"  check   [cmd]learnvllm check {exercise.name} --watch[/]")
     if following.status == "open" and not journal.entry_path(exercise.day).exists():
         out.print(f"  today   [cmd]learnvllm day {exercise.day}[/]")

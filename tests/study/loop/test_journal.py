@@ -26,7 +26,7 @@ def write(home: Path, text: str) -> Path:
 
 
 def test_an_entry_is_made_with_its_sections(tiny: Exercise) -> None:
-    text = journal.refresh(1).read_text()
+    text = journal.refresh(1).path.read_text()
     for part in (
         "date: ",
         "status: open",
@@ -50,7 +50,7 @@ def test_a_pass_is_written_into_it(tiny: Exercise, graded: dict[str, Any], home:
 
 
 def test_what_the_learner_writes_stays(tiny: Exercise, graded: dict[str, Any]) -> None:
-    path = journal.refresh(1)
+    path = journal.refresh(1).path
     text = path.read_text()
     mine = text.replace("## Confusions\n", "## Confusions\n\nWhy --- and\x0cwhy | not?\n") + "\nAt the end.\n"
     path.write_text(mine)
@@ -68,7 +68,7 @@ def test_a_measurement_is_told_where_its_exercise_is_of_the_day(tiny: Exercise) 
     progress.record_benchmark("w", 150, what="output tokens per second", unit="tok/s", parts=[tiny.id])
     progress.record_benchmark("v", 1, what="x", unit="y")
     progress.record_benchmark("v", 2, what="x", unit="y", parts=["kv_cache.free_queue"])
-    text = journal.refresh(1).read_text()
+    text = journal.refresh(1).path.read_text()
     assert "150 tok/s with your code, 200 with the reference (-25.0%)" in text
     assert "v:" not in text
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Markdown, RichLog, Static, TabbedContent, Tree
 
 from learnvllm.study import grading, progress
+from learnvllm.study.checking import TIME_LIMIT_S
 from learnvllm.study.exercise import Exercise
 from learnvllm.study.screen import StudyApp
 
@@ -89,15 +92,24 @@ async def test_while_one_check_runs_the_screen_answers_and_no_second_begins(
     assert graded["calls"] == 1
 
 
-async def test_leaving_ends_the_grader(tiny: Exercise) -> None:
+async def test_leaving_ends_the_grader(tiny: Exercise, tmp_path: Path) -> None:
     """A loop that never ends is stopped when the screen closes, long before its time limit."""
-    tiny.path.write_text("def cdiv(a, b):\n    while True: pass\n")
+    marker = tmp_path / "pid"
+    tiny.path.write_text(
+        f"import os\nopen({str(marker)!r}, 'w').write(str(os.getpid()) + chr(10))\n"
+        "def cdiv(a, b):\n    while True: pass\n"
+    )
     app = StudyApp("tiny")
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("c")
-        await pilot.pause()
+        while not (marker.exists() and marker.read_text().endswith("\n")):
+            await pilot.pause(0.02)
         assert app.grading
         await pilot.press("q")
+    deadline = time.monotonic() + TIME_LIMIT_S / 2
+    while psutil.pid_exists(int(marker.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     assert progress.load_progress().exercises == {}
 
 
@@ -126,14 +138,13 @@ async def test_the_journal_is_made_and_shown(tiny: Exercise, home: Path) -> None
 async def test_watching_checks_when_the_file_is_saved(
     tiny: Exercise, graded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved, checked = threading.Event(), threading.Event()
+    saved = threading.Event()
 
     def changes(paths: list[Path], wait: Any) -> Any:
         assert paths == [tiny.path]
         while not saved.is_set():
             wait(0.01)
         yield
-        checked.set()
         while True:
             wait(0.01)
 
@@ -152,18 +163,25 @@ async def test_watching_checks_when_the_file_is_saved(
         assert "watching" not in str(app.query_one("#standing", Static).render())
 
 
-async def test_an_exercise_is_chosen_in_the_tree(tiny: Exercise) -> None:
+async def test_an_exercise_is_chosen_in_the_tree_which_ends_watching(
+    tiny: Exercise, graded: dict[str, Any]
+) -> None:
     app = StudyApp("tiny")
     async with app.run_test(size=SIZE) as pilot:
-        await pilot.pause()
+        await pilot.press("w")
+        while graded["calls"] < 1 or app.grading:
+            await pilot.pause(0.01)
+        assert "watching" in str(app.query_one("#standing", Static).render())
         tree: Tree[Exercise] = app.query_one("#days", Tree)
         leaf = next(
             n for day in tree.root.children for n in day.children if n.data and n.data.name == "free_queue"
         )
         tree.move_cursor(leaf)
+        tree.focus()
         await pilot.press("enter")
         await pilot.pause()
         assert "# A free queue" in app.query_one("#exercise", Markdown).source
+        assert "watching" not in str(app.query_one("#standing", Static).render())
 
 
 async def test_a_state_file_that_breaks_meanwhile_is_said(
@@ -179,3 +197,16 @@ async def test_a_state_file_that_breaks_meanwhile_is_said(
         await pilot.press("h", "j")
         await pilot.pause()
     assert (home / "progress.toml").read_text() == "version = [\n"
+
+
+async def test_an_error_is_told_whatever_is_in_it(tiny: Exercise, home: Path) -> None:
+    """The learner's words are no markup."""
+    path = home / "journal" / "day-01.md"
+    path.parent.mkdir(parents=True)
+    path.write_text('---\ndate: 2026-01-31\nstatus: "[/]"\n---\n', "utf-8")
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
+        await pilot.press("j")
+        await pilot.pause()
+        shown = "".join(str(toast.render()) for toast in app.query("Toast"))
+        assert "status: '[/]' is none of open" in " ".join(shown.split())
