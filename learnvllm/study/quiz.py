@@ -1,7 +1,7 @@
 """A day's quiz: `quizzes/dayNN.yml`, checked when it is read, asked in the terminal and shown on the page.
 
 Every wrong choice has an explanation, and a number's answer is an expression over the engine that a test
-evaluates. An answer is judged here, so that terminal and page cannot disagree.
+evaluates. The page judges as we do here (docs/assets/js/quiz_logic.js); the same cases test both.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from learnvllm.study.catalogue import find_day
 from learnvllm.study.exercise import StudyError
 
 TYPES = ("choice", "multiple", "number")
+_NUMBER = re.compile(r"(?ai)[+-]?(\d{1,3}([, \u00a0\u202f]\d{3})+|\d+)?(\.\d*)?(e[+-]?\d+)?")
+"""57, 1,626, 1 626, 57.0, .5, 2e3."""
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,11 +192,12 @@ def read_given(question: Question, given: str) -> frozenset[int] | float:
 def _read_number(text: str, unit: str) -> float:
     """1,500 is 1500; 1,5 might be meant as 1.5 and is asked about."""
     digits = text.replace("_", "").removesuffix(unit).strip()
-    if "," in digits and not re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", digits):
+    if _NUMBER.fullmatch(digits):
+        with suppress(ValueError):  # a point, or a sign, without a digit
+            if math.isfinite(number := float(re.sub(r"[, \u00a0\u202f]", "", digits))):
+                return number
+    if "," in digits:
         raise StudyError(f"{text!r}: a comma parts thousands here (1,500). Type fractions with a point: 1.5.")
-    with suppress(ValueError):
-        if math.isfinite(number := float(digits.replace(",", ""))):
-            return number
     raise StudyError(f"{text!r} is no number. Type one, like 57.")
 
 
@@ -209,7 +212,8 @@ def judge(question: Question, value: frozenset[int] | float) -> Verdict:
             remarks += [f"Right: {choice.text} {choice.explain}" for choice in choices]
     else:
         assert question.answer is not None
-        right = abs(value - question.answer) <= question.tolerance
+        slack = 1e-9 * max(1, abs(question.answer))  # 22.6 is within 0.1 of 22.5, whatever floats say
+        right = abs(value - question.answer) <= question.tolerance + slack
         remarks = [] if right else [f"It is {question.answer:g}{question.unit and ' ' + question.unit}."]
         remarks.append(question.explain)
     if not right and question.read:

@@ -34,7 +34,8 @@ ASSETS = (ROOT / "docs" / "assets").as_uri()
 PAGE = f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <link rel="stylesheet" href="{ASSETS}/css/quiz.css">
 <body><article class="md-typeset">QUIZ</article>
-<script src="{ASSETS}/js/quiz_logic.js"></script><script src="{ASSETS}/js/quiz.js"></script></html>"""
+<script src="{ASSETS}/js/dom.js"></script><script src="{ASSETS}/js/quiz_logic.js"></script>
+<script src="{ASSETS}/js/quiz.js"></script></html>"""
 
 
 @pytest.fixture
@@ -82,7 +83,9 @@ def test_of_several_all_must_be_chosen(tab: Any) -> None:
 
 def test_a_number_is_read_as_people_write_it_and_enter_checks(tab: Any) -> None:
     assert answer(tab, "many") == "Type a number first."
-    tab.fill("#many input", "1,626")
+    tab.fill("#many input", "1,6")
+    assert answer(tab, "many").startswith("That is no number.")
+    tab.fill("#many input", "1,626 blocks")
     tab.press("#many input", "Enter")
     assert tab.inner_text("#many .quiz-feedback") == "Right."
     assert "cdiv" in tab.inner_text("#many .quiz-explain")

@@ -1,16 +1,11 @@
 // The quiz of a page: checks an answer, shows the explanation of what was chosen, keeps answers in this browser.
 //
 // Builds on the HTML of learnvllm/study/site/quiz_html.py, which can be read without a script: a
-// fieldset.quiz-question each, answers and explanations folded away in details.quiz-answer. Needs quiz_logic.js.
+// fieldset.quiz-question each, answers and explanations folded away in details.quiz-answer. Needs dom.js and
+// quiz_logic.js.
 (function (learnvllm) {
   "use strict";
-
-  function make(tag, className, text = "") {
-    const element = document.createElement(tag);
-    element.className = className;
-    element.textContent = text;
-    return element;
-  }
+  const { h } = learnvllm;
 
   // One question, as it stands on the page.
   class Question {
@@ -20,10 +15,7 @@
       this.type = fieldset.dataset.type;
       this.inputs = [...fieldset.querySelectorAll("input")];
       this.feedback = fieldset.querySelector(".quiz-feedback");
-      this.button = make("button", "quiz-check", "Check");
-      this.button.type = "button";
-      this.feedback.before(this.button);
-      this.button.addEventListener("click", onCheck);
+      this.feedback.before(h("button.quiz-check", { type: "button", onclick: onCheck }, "Check"));
       fieldset.addEventListener("input", () => this.clear());
       fieldset.addEventListener("keydown", (event) => {
         if (event.key !== "Enter" || event.target.tagName !== "INPUT") return;
@@ -39,6 +31,7 @@
         correct: this.inputs.filter((i) => i.closest("[data-correct='true']")).map((i) => i.value),
         answer: Number(first?.dataset.answer),
         tolerance: Number(first?.dataset.tolerance ?? 0),
+        unit: first?.dataset.unit,
       };
     }
 
@@ -65,15 +58,15 @@
         const where = this.type === "number" ? "" : `[data-choice="${CSS.escape(input.value)}"] `;
         const explanation = this.fieldset.querySelector(`.quiz-answer ${where}.quiz-explanation`);
         if (!explanation) continue;
-        const shown = make("div", "quiz-explain");
-        shown.append(...explanation.cloneNode(true).childNodes);
-        shown.dataset.state = this.type === "number" || input.closest("[data-correct='true']") ? "right" : "wrong";
+        const state = this.type === "number" || input.closest("[data-correct='true']") ? "right" : "wrong";
+        const shown = h("div.quiz-explain", { "data-state": state }, ...explanation.cloneNode(true).childNodes);
         input.closest("label").after(shown);
       }
     }
 
     remind() {
-      this.feedback.textContent = this.type === "number" ? "Type a number first." : "Choose an answer first.";
+      if (this.type !== "number") this.feedback.textContent = "Choose an answer first.";
+      else this.feedback.textContent = this.given.trim() ? "That is no number. Type one, like 1,626 or 1.5." : "Type a number first.";
     }
 
     // A changed answer is not checked yet.
@@ -92,14 +85,9 @@
         const question = new Question(fieldset, () => this.check(question));
         return question;
       });
-      this.scoreLine = make("strong", "quiz-score");
-      this.scoreLine.setAttribute("role", "status");
-      const reset = make("button", "quiz-reset", "Start again");
-      reset.type = "button";
-      reset.addEventListener("click", () => this.reset());
-      const footer = make("div", "quiz-footer");
-      footer.append(this.scoreLine, reset);
-      root.append(footer);
+      this.scoreLine = h("strong.quiz-score", { role: "status" });
+      root.append(h("div.quiz-footer", {}, this.scoreLine,
+        h("button.quiz-reset", { type: "button", onclick: () => this.reset() }, "Start again")));
       for (const question of this.questions) this.restore(question);
       this.showScore();
     }
@@ -163,13 +151,9 @@
   }
 
   function startAll() {
-    for (const root of document.querySelectorAll(".quiz[data-day]:not([data-ready])")) {
-      root.dataset.ready = "";
-      new Quiz(root);
-    }
+    for (const root of document.querySelectorAll(".quiz[data-day]")) new Quiz(root);
   }
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", startAll);
   else startAll();
-  globalThis.document$?.subscribe?.(startAll);
 })((globalThis.learnvllm ??= {}));

@@ -2,16 +2,19 @@
 (function (learnvllm) {
   "use strict";
 
-  // A number as people write it: "1,626", "1 626", "57.0", "0.5". null when it is none.
-  function parseNumber(text) {
-    const plain = text.trim().replace(/(?<=\d)[,\u00a0\u202f ](?=\d{3}(?!\d))/g, "");
-    return /^[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$/i.test(plain) ? Number(plain) : null;
+  // A number as people write it: "1,626", "1 626", "57.0", ".5", "57 blocks". null when it is none.
+  function parseNumber(text, unit = "") {
+    let plain = text.trim().replaceAll("_", "");
+    if (unit && plain.endsWith(unit)) plain = plain.slice(0, -unit.length).trim();
+    if (!/^[+-]?(\d{1,3}([, \u00a0\u202f]\d{3})+|\d+)?(\.\d*)?(e[+-]?\d+)?$/i.test(plain)) return null;
+    const number = Number(plain.replace(/[, \u00a0\u202f]/g, "") || NaN);
+    return Number.isFinite(number) ? number : null;
   }
 
-  // question: {type, correct: [value, …], answer, tolerance}; given: [value, …], or the text of a number.
+  // question: {type, correct: [value, …], answer, tolerance, unit}; given: [value, …], or the text of a number.
   function check(question, given) {
     if (question.type === "number") {
-      const value = parseNumber(given);
+      const value = parseNumber(given, question.unit);
       if (value === null) return { answered: false, right: false };
       const slack = 1e-9 * Math.max(1, Math.abs(question.answer));
       return { answered: true, right: Math.abs(value - question.answer) <= question.tolerance + slack };

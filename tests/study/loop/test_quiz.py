@@ -14,6 +14,7 @@ from learnvllm.study.progress import load_progress
 from tests.study.loop.conftest import Shell
 
 ROOT = Path(__file__).resolve().parents[3]
+NUMBERS = json.loads((ROOT / "tests/site/js/numbers.json").read_text("utf-8"))
 QUIZ = """\
 day: 4
 title: KV cache
@@ -136,6 +137,23 @@ def test_a_number_may_be_written_in_many_ways(given: str) -> None:
     question = quiz.parse_quiz(QUIZ, "day04.yml", 4).questions[2]
     assert quiz.judge(question, quiz.read_given(question, given)).right
     assert not quiz.judge(question, quiz.read_given(question, "56")).right
+
+
+@pytest.mark.parametrize(("given", "value"), NUMBERS)
+def test_a_number_is_what_it_is_on_the_page(given: str, value: float | None) -> None:
+    """tests/site/js/quiz.test.mjs goes through the same cases."""
+    question = quiz.parse_quiz(QUIZ, "day04.yml", 4).questions[2]
+    if value is None:
+        with pytest.raises(StudyError):
+            quiz.read_given(question, given)
+    else:
+        assert quiz.read_given(question, given) == value
+
+
+def test_a_tolerance_reaches_as_far_as_it_says() -> None:
+    question = quiz.Question("q", "How much?", "number", answer=22.5, tolerance=0.1, explain="So.")
+    assert quiz.judge(question, quiz.read_given(question, "22.6")).right
+    assert not quiz.judge(question, quiz.read_given(question, "22.61")).right
 
 
 @pytest.mark.parametrize("given", ["5,7", "57,0", ",57", "nan", "inf", "1,57"])
