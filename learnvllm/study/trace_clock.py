@@ -44,6 +44,8 @@ class Span:
 
 @dataclass
 class Clock:
+    """What time it is, and who was busy with what until now."""
+
     now: int = 0
     spans: list[Span] = field(default_factory=list)
 

@@ -95,6 +95,8 @@ def record_request_life() -> Json:
 
 @dataclass
 class _Life:
+    """A request on its way, and what was written down of it."""
+
     core: EngineCore
     door: InputProcessor
     front: OutputProcessor

@@ -128,6 +128,14 @@ _ASSISTANT = (
 )
 _POETS = "Name a poet from France please"
 
+_FLOOD = (
+    _request("a", f"{_ASSISTANT} Who wrote Faust ?", "Goethe ."),
+    _request("b", f"{_ASSISTANT} Who wrote Emma ?", "Austen .", arrives=3),
+    _request("x", "Translate this sentence into French for me : good morning", "Bonjour .", arrives=6),
+    _request("y", "Sum up these minutes of our meeting in one short line", "We met again .", arrives=9),
+    _request("c", f"{_ASSISTANT} Who wrote Nana ?", "Zola .", arrives=12),
+)
+
 BLOCKS: tuple[Scenario, ...] = (
     Scenario(
         "sharing",
@@ -176,17 +184,6 @@ BLOCKS: tuple[Scenario, ...] = (
         ),
         {"num_blocks": 17, "block_size": 4, "budget": 16},
     ),
-)
-
-_FLOOD = (
-    _request("a", f"{_ASSISTANT} Who wrote Faust ?", "Goethe ."),
-    _request("b", f"{_ASSISTANT} Who wrote Emma ?", "Austen .", arrives=3),
-    _request("x", "Translate this sentence into French for me : good morning", "Bonjour .", arrives=6),
-    _request("y", "Sum up these minutes of our meeting in one short line", "We met again .", arrives=9),
-    _request("c", f"{_ASSISTANT} Who wrote Nana ?", "Zola .", arrives=12),
-)
-
-BLOCKS += (
     Scenario(
         "flood",
         "A flood pushes out what everybody shares",

@@ -19,11 +19,12 @@ from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.tracing import EngineState, StepEvent
 from learnvllm.scheduling.step_recorder import NAME_DIGITS
-from learnvllm.study.trace_clock import Costs
+from learnvllm.study.files import ROOT
+from learnvllm.study.trace_clock import Costs, Span
 from learnvllm.study.trace_engine import Recorder, make_config, make_recorder
-from learnvllm.study.trace_scenarios import BLOCKS, LOOP, SCHEDULER, Scenario
+from learnvllm.study.trace_scenarios import BLOCKS, LOOP, SCHEDULER, RequestScript, Scenario
 
-TRACES = Path(__file__).resolve().parents[2] / "docs" / "assets" / "traces"
+TRACES = ROOT / "docs" / "assets" / "traces"
 STEPS_AT_MOST = 500
 
 Json = dict[str, Any]
@@ -68,11 +69,8 @@ def record_scenario(scenario: Scenario, kind: str) -> Json:
         result["contents"] = _describe_contents(scenario, list(requests.values()))
     if scenario.with_front_end:
         result["costs"] = asdict(costs)
-        result["spans"] = [
-            {k: v for k, v in asdict(span).items() if v not in (None, (), 0) or k == "start"}
-            | ({"step": span.step} if span.step is not None else {})
-            for span in sorted(recorder.clock.spans, key=lambda s: (s.start, s.end, s.lane))
-        ]
+        spans = sorted(recorder.clock.spans, key=lambda s: (s.start, s.end, s.lane))
+        result["spans"] = [_describe_span(span) for span in spans]
     return result
 
 
@@ -143,7 +141,13 @@ def _run_with_front_end(scenario: Scenario, recorder: Recorder, requests: dict[s
 # ------------------------------------------------------------------------------------------- describing
 
 
-def _describe_request(script: Any, request: Request) -> Json:
+def _describe_span(span: Span) -> Json:
+    """Without what says nothing: no step, no requests, no tokens."""
+    described = {key: value for key, value in asdict(span).items() if value not in (None, ())}
+    return described if span.tokens else {k: v for k, v in described.items() if k != "tokens"}
+
+
+def _describe_request(script: RequestScript, request: Request) -> Json:
     described = {
         "id": script.name,
         "arrives": script.arrives,
@@ -225,7 +229,7 @@ def main() -> None:
     from learnvllm.study.trace_request import record_request_life
 
     for path in write(TRACES, {**record_all(), "request": record_request_life()}):
-        print(path.relative_to(TRACES.parents[2]), path.stat().st_size, "bytes")
+        print(path.relative_to(ROOT), path.stat().st_size, "bytes")
 
 
 if __name__ == "__main__":

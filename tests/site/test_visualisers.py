@@ -103,13 +103,17 @@ def test_keys_step_jump_and_play(figure: Open) -> None:
         assert counter(tab)[0] == position
     tab.keyboard.press("Space")
     assert tab.get_attribute(".lv-caption", "aria-live") == "off"
+    assert tab.get_attribute("button[aria-label=Pause]", "title") == "Pause"
     tab.wait_for_function("document.querySelector('.lv-slider').value >= 1")
     tab.keyboard.press("Space")
     assert tab.get_attribute(".lv-caption", "aria-live") == "polite"
+    assert tab.get_attribute("button[aria-label=Play]", "title") == "Play"
 
 
-def test_every_control_can_be_reached_and_has_a_name(figure: Open) -> None:
-    tab = figure("blocks")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_control_can_be_reached_and_has_a_name(figure: Open, kind: str) -> None:
+    tab = figure(kind)
+    tab.locator(".lv").press("End")
     nameless = tab.evaluate(
         """[...document.querySelectorAll('.lv button, .lv input, .lv select')].filter(e =>
             !(e.ariaLabel || e.labels?.length || e.textContent.trim().length > 1)).map(e => e.outerHTML)"""
@@ -121,6 +125,7 @@ def test_every_control_can_be_reached_and_has_a_name(figure: Open) -> None:
     while tab.evaluate("document.querySelector('.lv').contains(document.activeElement)"):
         reached.add(tab.evaluate("document.activeElement.ariaLabel ?? document.activeElement.type"))
         assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        assert not tab.evaluate("document.activeElement.closest('[aria-hidden=true]')"), "a reader cannot see it"
         tab.keyboard.press("Tab")
     assert {"Play", "Next step", "Back", "Step", "checkbox", "Speed"} <= reached
 

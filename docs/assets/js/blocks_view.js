@@ -32,7 +32,7 @@
       const b = frame.blocks[id - 1];
       return h(`span.lv-cell${b.name ? ".lv-block-cached" : ".lv-block-empty"}`, { title: b.text || "no content" }, String(id));
     });
-    return h("div.lv-queue.lv-free", {}, cells.length ? cells : h("span.lv-note", {}, "empty: nothing is free"));
+    return h("div.lv-queue", {}, cells.length ? cells : h("span.lv-note", {}, "empty: nothing is free"));
   }
 
   function tables(scenario, frame) {

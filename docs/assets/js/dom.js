@@ -27,10 +27,6 @@
     return `${((100 * part) / whole).toFixed(3)}%`;
   }
 
-  function heading(text, note) {
-    return h("div.lv-heading", {}, h("span.lv-heading-text", {}, text), note ? h("span.lv-note", {}, note) : null);
-  }
-
   function chip(scenario, id, note) {
     return h("span.lv-chip", { style: { "--lv-hue": hue(scenario, id) } }, id, note ? h("small", {}, ` ${note}`) : null);
   }
@@ -44,8 +40,9 @@
 
   // A heading and what it is about.
   function titled(text, note, ...content) {
-    return h("div", {}, heading(text, note), ...content);
+    const heading = h("div.lv-heading", {}, h("span", {}, text), note ? h("span.lv-note", {}, note) : null);
+    return h("div", {}, heading, ...content);
   }
 
-  Object.assign(learnvllm, { h, hue, percent, heading, chip, legend, titled });
+  Object.assign(learnvllm, { h, hue, percent, chip, legend, titled });
 })((globalThis.learnvllm ??= {}));

@@ -3,7 +3,7 @@
 // A frame is one thing that the core does; the others are shown as far as they have come by then.
 (function (learnvllm) {
   "use strict";
-  const { list, count, choiceQuestion } = learnvllm;
+  const { list, count, choiceQuestion, isNews } = learnvllm;
 
   const ACTIONS = {
     idle: "waits for a request",
@@ -17,26 +17,25 @@
     const spans = scenario.spans;
     const total = Math.max(...spans.map((s) => s.end));
     const core = spans.filter((s) => s.lane === "core");
-    const result = [make(scenario, null, 0, total, 0)];
+    const names = core.map((s) => s.name);
+    const result = [make(spans, null, 0, total)];
     for (const [index, span] of core.entries()) {
-      const frame = make(scenario, span, span.end, total, index + 1);
-      frame.question = isNews(core, index) ? ask(span) : null;
+      const frame = make(spans, span, span.end, total);
+      frame.question = isNews(names, index) ? ask(span) : null;
       result.push(frame);
     }
-    const last = make(scenario, null, total, total, core.length + 1);
-    if (total > core.at(-1).end) result.push(last);
+    if (total > core.at(-1).end) result.push(make(spans, null, total, total));
     return result;
   }
 
-  function make(scenario, span, now, total, step) {
-    const { spans } = scenario;
-    const frame = { step, now, total, span, question: null };
+  function make(spans, span, now, total) {
+    const frame = { now, total, span, question: null };
     frame.spans = spans
       .filter((s) => s.lane === "core" ? reached(s, span, now) : s.start < now)
       .map((s) => ({ ...s, running: s.end > now, current: s === span, shownEnd: Math.min(s.end, now) }));
     frame.queues = queues(spans, span, now);
     frame.stats = statistics(spans, now);
-    frame.caption = describe(scenario, frame);
+    frame.caption = describe(frame);
     frame.row = [
       `${span ? span.start : now}–${now}`, span ? ACTIONS[span.name] + stepWord(span) : "",
       frame.queues.input.join(", "), frame.queues.worker.map((n) => `step ${n + 1}`).join(", "),
@@ -56,20 +55,14 @@
     const added = new Set(spans.filter((s) => s.name === "add" && done(s)).flatMap((s) => s.requests));
     const sent = spans.filter((s) => s.name === "process" && s.end <= now).flatMap((s) => s.requests);
     const scheduled = spans.filter((s) => s.name === "schedule" && s.tokens && done(s)).map((s) => s.step);
-    const begun = new Set(spans.filter((s) => s.name === "forward" && s.start < now).map((s) => s.step));
-    const started = spans.filter((s) => s.name === "forward" && s.start === now).map((s) => s.step);
+    const begun = new Set(spans.filter((s) => s.name === "forward" && s.start <= now).map((s) => s.step));
     const updated = spans.filter((s) => s.name === "update" && s.requests && done(s)).map((s) => s.step);
-    const given = new Set(spans.filter((s) => s.name === "detokenize" && s.start < now).map((s) => s.step));
-    const startsNow = new Set(started.slice(0, 1));
+    const given = new Set(spans.filter((s) => s.name === "detokenize" && s.start <= now).map((s) => s.step));
     return {
       input: sent.filter((r) => !added.has(r)),
-      worker: scheduled.filter((n) => !begun.has(n) && !startsNow.has(n)),
-      output: updated.filter((n) => !given.has(n) && !isStarting(spans, n, now)),
+      worker: scheduled.filter((n) => !begun.has(n)),
+      output: updated.filter((n) => !given.has(n)),
     };
-  }
-
-  function isStarting(spans, step, now) {
-    return spans.some((s) => s.name === "detokenize" && s.step === step && s.start === now);
   }
 
   function statistics(spans, now) {
@@ -89,7 +82,7 @@
     return span.step === undefined ? "" : ` ${span.step + 1}`;
   }
 
-  function describe(scenario, frame) {
+  function describe(frame) {
     const { span, now } = frame;
     if (!span) {
       return now === 0
@@ -97,10 +90,10 @@
         : `Time ${now}. All is given out. From its first step to its last the worker was busy ${frame.stats.busyShare} % of the time.`;
     }
     const until = `Time ${span.start}${span.end > span.start ? ` to ${span.end}` : ""}.`;
-    return `${until} ${sentence(scenario, span, frame)} ${meanwhile(frame)}`.trim();
+    return `${until} ${sentence(span)} ${meanwhile(frame)}`.trim();
   }
 
-  function sentence(scenario, span) {
+  function sentence(span) {
     const who = list(span.requests ?? []);
     const n = span.step === undefined ? "" : span.step + 1;
     switch (span.name) {
@@ -129,12 +122,6 @@
     );
     if (front.length) parts.push(`The front end ${list(front)}.`);
     return parts.join(" ");
-  }
-
-  // What follows what is asked for twice; then it is known.
-  function isNews(core, index) {
-    const follows = (i) => i > 0 && core[i].name === core[index].name && core[i - 1].name === core[index - 1].name;
-    return index > 0 && core.slice(0, index).filter((_, i) => follows(i)).length < 2;
   }
 
   function ask(span) {

@@ -6,11 +6,14 @@
 
   function render(stage, frame, { scenario, frames }) {
     const span = Math.max(frames.at(-1).total, 1);
-    const scroller = h("div.lv-timeline-box", {}, h("div.lv-timeline", { style: { "--lv-units": span } },
+    const arrivals = frame.spans.filter((s) => s.name === "add")
+      .map((s) => h("i.lv-tick", { style: { left: percent(s.start, span) }, title: `takes in ${s.requests}` }));
+    // It scrolls by itself; a browser would let the Tab key stop at it, in a picture that is hidden from readers.
+    const scroller = h("div.lv-timeline-box", { tabindex: -1 }, h("div.lv-timeline", { style: { "--lv-units": span } },
       LANES.map(([lane, title]) => h("div.lv-lane", {},
         h("span.lv-lane-name", {}, title),
         h("div.lv-track", {}, frame.spans.filter((s) => s.lane === lane && s.end > s.start).map((s) => bar(s, span)),
-          frame.spans.filter((s) => s.name === "add").map((s) => lane === "core" ? h("i.lv-tick", { style: { left: percent(s.start, span) }, title: `takes in ${s.requests}` }) : null)))),
+          lane === "core" ? arrivals : null))),
       axis(frame, span)));
     stage.replaceChildren(
       h("div.lv-columns.lv-narrow", {},

@@ -115,8 +115,14 @@
     return { prompt, choices: unique, answer: unique.indexOf(answer), explain };
   }
 
+  // Is it worth asking what comes after names[index - 1]? What follows what is asked for twice; then it is known.
+  function isNews(names, index) {
+    const follows = (i) => i > 0 && names[i] === names[index] && names[i - 1] === names[index - 1];
+    return index > 0 && names.slice(0, index).filter((_, i) => follows(i)).length < 2;
+  }
+
   Object.assign(learnvllm, {
-    Player, readAddress, writeAddress, list, count, numberQuestion, choiceQuestion,
+    Player, readAddress, writeAddress, list, count, numberQuestion, choiceQuestion, isNews,
   });
   learnvllm.kinds ??= {};
 })((globalThis.learnvllm ??= {}));

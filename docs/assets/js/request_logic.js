@@ -3,7 +3,7 @@
 // A frame is a moment that was written down when a part had done its work (study/trace_request.py).
 (function (learnvllm) {
   "use strict";
-  const { count, numberQuestion, choiceQuestion } = learnvllm;
+  const { count, numberQuestion, choiceQuestion, isNews } = learnvllm;
 
   const PLACES = [
     { id: "client", title: "Client", parts: { arrive: "HTTP" } },
@@ -33,7 +33,7 @@
     const chunk = ["schedule", "forward"].includes(moment.what) ? [moment.start, moment.start + moment.count] : null;
     const computed = chunk && moment.what === "schedule" ? chunk[0] : (moment.num_computed ?? 0);
     const frame = {
-      step: index, place: moment.place, part: partOf(moment), what: moment.what, numPrompt,
+      place: moment.place, part: partOf(moment), what: moment.what,
       status: moment.status ?? "", known, computed, blocks: moment.blocks ?? [],
       shown: moment.shown, held: moment.held, prompt: scenario.prompt,
       tokens: scenario.tokens.slice(0, known).map((token, i) => ({
@@ -43,7 +43,7 @@
       message: messageOf(moment),
     };
     frame.caption = describe(scenario, moment, frame);
-    frame.question = isNews(scenario.moments, index) ? ask(scenario, moment, scenario.moments[index - 1]) : null;
+    frame.question = isNews(scenario.moments.map((m) => m.what), index) ? ask(scenario, moment, scenario.moments[index - 1]) : null;
     frame.row = [
       String(index), placeOf(moment.place).title, frame.caption, frame.status, `${frame.computed} of ${frame.known}`,
       frame.blocks.join(" "), frame.shown + (frame.held ? ` [${frame.held}]` : ""),
@@ -126,13 +126,6 @@
   }
 
   // -------------------------------------------------------------------------------------------- questions
-
-  // What follows what is asked for twice; then it is known.
-  function isNews(moments, index) {
-    if (index === 0) return false;
-    const follows = (i) => i > 0 && moments[i].what === moments[index].what && moments[i - 1].what === moments[index - 1].what;
-    return moments.slice(0, index).filter((_, i) => follows(i)).length < 2;
-  }
 
   function ask(scenario, moment, before) {
     if (moment.what === "schedule" && moment.count > 1) {

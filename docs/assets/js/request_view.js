@@ -7,7 +7,7 @@
     const { places } = learnvllm.kinds.request;
     stage.replaceChildren(
       h("div.lv-places", {}, places.flatMap((place, index) => [
-        index ? wire(frame, places[index - 1].id, place.id) : null,
+        index ? wire(frame, places[index - 1].id) : null,
         h(`div.lv-place${place.id === frame.place ? ".lv-current" : ""}`, {},
           h("b", {}, place.title),
           [...new Set([...Object.values(place.parts), ...(place.others ?? [])])].map((part) =>
@@ -27,8 +27,8 @@
       legend(["lv-is-computed", "computed"], ["lv-is-chunk", "this step"], ["lv-is-known", "known, not computed"]));
   }
 
-  // Two places and what travels between them now; further places are passed through.
-  function wire(frame, left, right) {
+  // What travels now between a place and the next one; further places are passed through.
+  function wire(frame, left) {
     const m = frame.message;
     const order = learnvllm.kinds.request.places.map((p) => p.id);
     const at = order.indexOf(left);
@@ -37,7 +37,7 @@
       const [from, to] = [order.indexOf(m.from), order.indexOf(m.to)];
       if (Math.min(from, to) <= at && at < Math.max(from, to)) arrow = from < to ? "→" : "←";
     }
-    return h(`span.lv-wire${arrow ? ".lv-current" : ""}`, { "data-to": right }, arrow || "·");
+    return h(`span.lv-wire${arrow ? ".lv-current" : ""}`, {}, arrow || "·");
   }
 
   function token(t) {

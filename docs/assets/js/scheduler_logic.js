@@ -18,15 +18,15 @@
     const caption =
       `Before the first step. A step computes at most ${budget} tokens; ` +
       `the KV cache has ${blocks - 1} blocks of ${size} tokens.`;
-    return {
+    const frame = {
       step: 0, caption, question: null, shares: [], used: 0, budget, promptShare: null,
       free: blocks - 1, total: blocks - 1, running: [], waiting: [], preempted: [], finished: [],
       requests: scenario.requests.map((r) => ({
         id: r.id, status: "absent", prompt: r.num_prompt, known: r.num_prompt, computed: 0,
         chunk: 0, cached: 0, sampled: 0, preemptions: 0, priority: r.priority ?? 0,
       })),
-      row: ["0", "", "0", "", "", "", String(blocks - 1)],
     };
+    return { ...frame, row: row(frame) };
   }
 
   function afterStep(scenario, event, index, before) {
@@ -55,9 +55,8 @@
     // Under async scheduling the token to compute is in flight and not known yet: left is 0.
     const kind = s.num_tokens === 1 && left <= 1 ? "decode" : "prefill";
     return {
-      id: s.req_id, tokens: s.num_tokens, computed, known: s.num_known, prompt: s.num_prompt, kind, left,
+      id: s.req_id, tokens: s.num_tokens, computed, known: s.num_known, kind, left,
       cached: s.num_cached_tokens ?? 0, sampled: (s.sampled ?? []).length,
-      blocks: (s.block_ids ?? []).flat().length,
     };
   }
 

@@ -23,7 +23,7 @@
   function budget(scenario, frame) {
     const bar = h("div.lv-budget", {}, frame.shares.map((s) =>
       h(
-        `span.lv-share.lv-is-${s.kind}`,
+        "span.lv-share",
         { style: { width: percent(s.tokens, frame.budget), "--lv-hue": hue(scenario, s.id) }, title: `${s.id}: ${s.tokens}` },
         s.tokens * 12 >= frame.budget ? `${s.id} ${s.tokens}` : "",
       ),
@@ -65,7 +65,7 @@
       h("i.lv-prompt-end", { style: { left: percent(own.num_prompt, most) }, title: "end of the prompt" }));
     const numbers = r.status === "absent" ? `prompt ${own.num_prompt}` : `${computed + r.chunk} of ${r.known + (done ? 0 : r.sampled)}`;
     return h(`div.lv-request.lv-status-${r.status}`, {},
-      h("span.lv-name", {}, chip(scenario, r.id)), bar,
+      h("span", {}, chip(scenario, r.id)), bar,
       h("span.lv-numbers", {}, numbers), h("span.lv-status", {}, STATUS[r.status]));
   }
 
@@ -77,7 +77,7 @@
       const current = step === player.position ? ".lv-current" : step > player.position ? ".lv-future" : "";
       return h(`span.lv-column${current}`, { onclick: () => go(step), title: `step ${step}` },
         hidden ? null : f.shares.toReversed().map((s) =>
-          h(`span.lv-is-${s.kind}`, { style: { height: percent(s.tokens, f.budget), "--lv-hue": hue(scenario, s.id) } })),
+          h("span", { style: { height: percent(s.tokens, f.budget), "--lv-hue": hue(scenario, s.id) } })),
         !hidden && f.preempted.length ? h("b.lv-flag", {}, "↩") : null);
     });
     return titled("Tokens of every step", "↩ somebody is preempted", h("div.lv-history", {}, columns));

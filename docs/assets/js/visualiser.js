@@ -48,7 +48,6 @@
   }
 
   async function start(host) {
-    if (host.dataset.state) return;
     host.dataset.state = "loading";
     try {
       const { kind, src } = host.dataset;
@@ -143,8 +142,7 @@
       if (this.timer) return this.pause();
       if (this.player.atEnd) this.player.go(0);
       this.caption.setAttribute("aria-live", "off"); // nobody wants to hear a step every other second
-      this.playButton.replaceChildren(icon("pause"));
-      this.playButton.setAttribute("aria-label", "Pause");
+      this.offer("pause", "Pause");
       this.tick();
     }
 
@@ -159,8 +157,14 @@
       clearTimeout(this.timer);
       this.timer = null;
       this.caption.setAttribute("aria-live", "polite");
-      this.playButton.replaceChildren(icon("play"));
-      this.playButton.setAttribute("aria-label", "Play");
+      this.offer("play", "Play");
+    }
+
+    // What the button in the middle does when it is pressed now.
+    offer(name, label) {
+      this.playButton.replaceChildren(icon(name));
+      this.playButton.setAttribute("aria-label", label);
+      this.playButton.title = label;
     }
 
     press(event) {
@@ -209,7 +213,7 @@
         if (this.root.contains(document.activeElement)) this.panel.focus({ preventScroll: true }); // so that it is read out
       } else if (verdict) {
         const said = verdict.question.choices[verdict.question.answer].replace(/\.?$/, ".");
-        this.panel.replaceChildren(h(`p.lv-verdict.${verdict.right ? "lv-right" : "lv-wrong"}`, {},
+        this.panel.replaceChildren(h(`p.${verdict.right ? "lv-right" : "lv-wrong"}`, {},
           h("b", {}, verdict.right ? "Right: " : "Not so. It is: "), said, " ", verdict.question.explain, " ",
           h("span.lv-note", {}, `${score.right} of ${score.asked} right`)));
       }
@@ -247,5 +251,4 @@
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", startAll);
   else startAll();
-  globalThis.document$?.subscribe?.(startAll);
 })((globalThis.learnvllm ??= {}));
