@@ -7,6 +7,7 @@ even by SIGKILL. Upstream namesake: vllm/v1/executor/multiproc_executor.py (Mult
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import traceback
@@ -96,10 +97,11 @@ class MultiprocExecutor(Executor):
     # --------------------------------------------------------------------------------------------- answers up
 
     def _read_answers(self) -> None:
-        """Runs on its own thread until shutdown or the first death."""
+        """Runs on its own thread until a worker ends, also during shutdown: a worker whose last answer fills
+        the pipe would not end otherwise."""
         by_pipe = {worker.pipe: worker for worker in self._workers}
         by_sentinel = {worker.process.sentinel: worker for worker in self._workers}
-        while not self._stopping:
+        while True:
             ready = wait([*by_pipe, *by_sentinel])
             for source in ready:  # answers first: a worker may have answered before it died
                 if isinstance(source, Connection):
@@ -115,7 +117,9 @@ class MultiprocExecutor(Executor):
 
     def _answer(self, rank: int, answer: Answer) -> None:
         with self._lock:
-            call = next(call for call in self._pending if call.answers[rank] is None)
+            call = next((call for call in self._pending if call.answers[rank] is None), None)
+            if call is None:
+                return  # shutdown has ended it already
             call.answers[rank] = answer
             done = call is self._pending[0] and all(a is not None for a in call.answers)
             if done:
@@ -257,10 +261,12 @@ def run_worker(
 
 def _send(pipe: Connection, answer: Answer) -> None:
     try:
+        if not answer[0]:
+            copy.copy(answer[1][0])  # one that cannot be made again is to fail here, not in who reads it
         pipe.send(answer)
     except OSError:
         pass  # the parent is gone; the next recv ends this process
-    except Exception as error:  # the result, or the exception, cannot be pickled: send its text
+    except Exception as error:  # the result, or the exception, cannot be sent: send its text
         what = answer[1] if answer[0] else answer[1][0]
         text = answer[1][1] if not answer[0] else traceback.format_exc()
         pipe.send((False, (RuntimeError(f"{type(what).__name__}: {what} (cannot be sent: {error})"), text)))

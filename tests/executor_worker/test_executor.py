@@ -189,6 +189,23 @@ def test_an_error_while_loading_reaches_the_caller_and_leaves_no_process(backend
     assert after <= before
 
 
+class TwoPartError(Exception):
+    """As many libraries have them: pickled with its one message, it cannot be made again from that."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def load_model_with_an_error_of_its_own_kind(config: EngineConfig) -> DecoderModel:
+    raise TwoPartError("no weights", "the file is empty")
+
+
+def test_an_error_that_cannot_be_made_again_on_this_side_is_told_in_words() -> None:
+    with pytest.raises(RuntimeError, match="TwoPartError: no weights: the file is empty") as caught:
+        MultiprocExecutor(make_config(backend="mp"), load_model_with_an_error_of_its_own_kind)
+    assert "load_model_with_an_error_of_its_own_kind" in "".join(caught.value.__notes__)
+
+
 # ------------------------------------------------------------------------------------------- results, by rank
 
 
@@ -322,6 +339,27 @@ def test_a_call_that_takes_too_long_times_out_and_shutdown_still_works(
     executor.shutdown()
     assert not executor._workers[0].process.is_alive()
     check_refused(executor)
+
+
+def load_model_of_slow_steps(config: EngineConfig) -> DecoderModel:
+    class SlowModel(FakeModel):
+        def forward(self, input_ids, positions, ctx):  # type: ignore[no-untyped-def]
+            time.sleep(1)
+            return super().forward(input_ids, positions, ctx)
+
+    return SlowModel(config)
+
+
+def test_an_answer_that_comes_during_shutdown_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    executor = MultiprocExecutor(make_config(backend="mp"), load_model_of_slow_steps)
+    waiting = executor._call("determine_available_memory", ())
+    executor.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        waiting.result()
+    assert not executor._workers[0].process.is_alive()
+    assert not failures, "the thread that reads answers failed"
 
 
 ORPHAN_SCRIPT = """
