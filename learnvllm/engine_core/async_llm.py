@@ -113,9 +113,11 @@ class AsyncLLM:
         self.output_processor.check_unused([request_id, *(child.request_id for child, _, _ in children)])
         collector = RequestOutputCollector(params.output_kind)
         try:
-            for child, parent, index in children:
+            tracked = [
                 self.output_processor.add_request(child, text, parent=parent, index=index, queue=collector)
-            for child, _, _ in children:
+                for child, parent, index in children
+            ]
+            for child in tracked:
                 self.engine_core.add_request(child)
         except BaseException:  # all of it or nothing: what is tracked here must be known there
             self.engine_core.abort_requests(self.output_processor.forget(request_id))

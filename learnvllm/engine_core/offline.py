@@ -74,11 +74,14 @@ class OfflineInferenceMixin:
 
     def _run_engine(self, request_ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
+        ours = set(request_ids)
         bar = _progress_bar(len(request_ids)) if use_tqdm else None
         num_tokens = 0
         try:
             while len(finished) < len(request_ids):
                 for output in self.llm_engine.step():
+                    if output.request_id not in ours:
+                        continue  # of a request that somebody added to the engine directly
                     if output.error is not None:
                         raise output.error
                     finished[output.request_id] = output

@@ -7,8 +7,12 @@ vllm/v1/engine/output_processor.py (OutputProcessor).
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from learnvllm.architecture.errors import EngineDeadError, ValidationError
 from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -20,6 +24,9 @@ from learnvllm.engine_core.protocol import from_remote_error
 from learnvllm.engine_core.request_state import RequestState
 from learnvllm.engine_core.tokenizer import Tokenizer
 
+ENDED_HERE_KEPT = 4096
+"""Far more requests than end while one output is on its way."""
+
 
 @dataclass
 class ProcessedOutputs:
@@ -28,7 +35,7 @@ class ProcessedOutputs:
     request_outputs: list[RequestOutput] = field(default_factory=list)
     """Of requests without a queue (LLMEngine); the others went into their queues."""
     reqs_to_abort: list[str] = field(default_factory=list)
-    """Ended by a stop string: the core does not know yet."""
+    """Ended here, by a stop string mostly; by the ids the core knows them by, which does not know yet."""
 
 
 class OutputProcessor:
@@ -43,9 +50,15 @@ class OutputProcessor:
         self.tokenizer = tokenizer
         self.log_stats = log_stats
         self.request_states: dict[str, RequestState] = {}
+        """By the ids the core knows them by."""
         self.parent_requests: dict[str, ParentRequest] = {}
         self._aborted: list[RequestState] = []
         """For the next IterationStats."""
+        self._renamed: dict[str, str] = {}
+        """The id here -> the core's, where that is another (see `_core_id`)."""
+        self._ended_here: OrderedDict[str, None] = OrderedDict()
+        """The last of the core's ids whose requests ended here first."""
+        self._numbers = itertools.count(1)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.request_states)
@@ -56,7 +69,11 @@ class OutputProcessor:
     def check_unused(self, request_ids: Iterable[str]) -> None:
         """Raises ValidationError when a request of such an id is running."""
         for request_id in request_ids:
-            if request_id in self.request_states or request_id in self.parent_requests:
+            if (
+                request_id in self.request_states
+                or request_id in self._renamed
+                or request_id in self.parent_requests
+            ):
                 raise ValidationError(
                     f"request_id {request_id!r} is in use by a running request; choose another.",
                     parameter="request_id",
@@ -71,9 +88,11 @@ class OutputProcessor:
         parent: ParentRequest | None = None,
         index: int = 0,
         queue: RequestOutputCollector | None = None,
-    ) -> None:
-        """Start tracking. Call `check_unused` before adding the first of a request's children."""
-        self.request_states[request.request_id] = RequestState(
+    ) -> EngineCoreRequest:
+        """Start tracking; returns the request as the core is to get it. Call `check_unused` before adding the
+        first of a request's children."""
+        core_id = self._core_id(request.request_id)
+        self.request_states[core_id] = RequestState(
             request,
             prompt,
             self.tokenizer,
@@ -84,6 +103,10 @@ class OutputProcessor:
         )
         if parent is not None:
             self.parent_requests[parent.request_id] = parent
+        if core_id == request.request_id:
+            return request
+        self._renamed[request.request_id] = core_id
+        return msgspec.structs.replace(request, request_id=core_id)
 
     def process_outputs(
         self,
@@ -116,7 +139,8 @@ class OutputProcessor:
         if stop_string is not None:
             finish_reason, stop_reason = FinishReason.STOP, stop_string
             if not output.finished:
-                processed.reqs_to_abort.append(state.request_id)
+                processed.reqs_to_abort.append(output.request_id)
+                self._note_ended_here(output.request_id)
         error = None if output.error is None else from_remote_error(output.error)
         if error is not None and state.parent is not None:  # one child refused: the whole request is
             processed.reqs_to_abort.extend(self._drop_siblings(state))
@@ -153,10 +177,12 @@ class OutputProcessor:
         for request_id in request_ids:
             parent = self.parent_requests.get(request_id)
             for child_id in [request_id] if parent is None else parent.child_ids():
-                state = self.request_states.get(child_id)
+                core_id = self._renamed.get(child_id, child_id)
+                state = self.request_states.get(core_id)
                 if state is None:
                     continue
-                aborted.append(child_id)
+                aborted.append(core_id)
+                self._note_ended_here(core_id)
                 self._finish(state, FinishReason.ABORT, None)
                 self._aborted.append(state)
                 self._emit(state, state.make_output(FinishReason.ABORT, None), ProcessedOutputs())
@@ -166,7 +192,7 @@ class OutputProcessor:
         """Drop a request that could not be added, as if it had never come; returns ids the core may know."""
         parent = self.parent_requests.pop(request_id, None)
         ids = [request_id] if parent is None else parent.child_ids()
-        return [child_id for child_id in ids if self.request_states.pop(child_id, None) is not None]
+        return self._forget_states(ids)
 
     def fail_all(self, error: EngineDeadError) -> None:
         """The engine is gone: every waiting consumer gets `error`."""
@@ -175,11 +201,12 @@ class OutputProcessor:
                 state.queue.put(error.again())
         self.request_states.clear()
         self.parent_requests.clear()
+        self._renamed.clear()
 
     def _finish(
         self, state: RequestState, reason: FinishReason, iteration_stats: IterationStats | None
     ) -> None:
-        self.request_states.pop(state.request_id, None)
+        self.request_states.pop(self._renamed.pop(state.request_id, state.request_id), None)
         parent = state.parent
         if parent is not None and parent.unfinished <= {state.request_id}:
             self.parent_requests.pop(parent.request_id, None)
@@ -188,11 +215,30 @@ class OutputProcessor:
 
     def _drop_siblings(self, state: RequestState) -> list[str]:
         assert state.parent is not None
-        siblings = [s for s in state.parent.unfinished if s != state.request_id and s in self.request_states]
-        for sibling in siblings:
-            self.request_states.pop(sibling)
+        siblings = state.parent.unfinished - {state.request_id}
         state.parent.unfinished = {state.request_id}
-        return siblings
+        return self._forget_states(siblings)
+
+    def _forget_states(self, request_ids: Iterable[str]) -> list[str]:
+        """Drop them without a word; returns the core's ids of those there were."""
+        core_ids = [self._renamed.pop(request_id, request_id) for request_id in request_ids]
+        dropped = [core_id for core_id in core_ids if self.request_states.pop(core_id, None) is not None]
+        for core_id in dropped:
+            self._note_ended_here(core_id)
+        return dropped
+
+    def _note_ended_here(self, core_id: str) -> None:
+        self._ended_here[core_id] = None
+        if len(self._ended_here) > ENDED_HERE_KEPT:
+            self._ended_here.popitem(last=False)
+
+    def _core_id(self, request_id: str) -> str:
+        """What the core is to call a request: by its id, unless the core may still be sending outputs of an
+        earlier request of that id, which ended here first. They must not be taken for the new one's."""
+        core_id = request_id
+        while core_id in self.request_states or core_id in self._ended_here:
+            core_id = f"{request_id}#{next(self._numbers)}"
+        return core_id
 
     def _count_aborted(self, iteration_stats: IterationStats | None) -> None:
         aborted, self._aborted = self._aborted, []

@@ -217,6 +217,13 @@ def test_ctrl_c_between_steps_leaves_both_kinds_of_engine_usable(llm) -> None:
     assert list(llm.llm_engine.engine_core.call_utility("get_request_counts")) == [0, 0]
 
 
+def test_generate_counts_and_returns_its_own_requests_only(llm) -> None:
+    """Whoever drives the engine beside it has requests there, too."""
+    llm.llm_engine.add_request("another's", [5], params(2))
+    results = llm.generate([[6], [7]], [params(4), params(9)], use_tqdm=False)
+    assert [r.outputs[0].token_ids for r in results] == [expected_tokens([6], 4), expected_tokens([7], 9)]
+
+
 def test_the_progress_bar_counts_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     in_process().generate([[5], [6], [7]], params())
     assert "3/3" in capsys.readouterr().err
@@ -231,6 +238,20 @@ def test_a_request_id_in_use_is_refused() -> None:
     engine.add_request("s", [5], params(n=2))
     with pytest.raises(ValidationError, match="'1_s' is in use"):
         engine.add_request("1_s", [5], params())
+
+
+def test_an_id_may_be_used_again_at_once(llm) -> None:
+    """Whatever the core has sent of the request before it, or will have before it learns of its end."""
+    engine = llm.llm_engine
+    for i in range(20):
+        engine.add_request("r", [5], params(100))
+        engine.step()
+        engine.abort_request(["r"])
+        engine.add_request("r", [7 + i], params(output_kind=RequestOutputKind.FINAL_ONLY))
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        assert [o.outputs[0].token_ids for o in outputs] == [expected_tokens([7 + i], 6)]
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -38,12 +38,15 @@ class Session:
         self.aborted: list[str] = []
         self.stats = IterationStats(timestamp=1000.0) if log_stats else None
 
-    def add(self, request_id: str = "r", queue: RequestOutputCollector | None = None, **params) -> None:
+    def add(self, request_id: str = "r", queue: RequestOutputCollector | None = None, **params) -> list[str]:
+        """The ids that the core gets."""
         request = EngineCoreRequest(
             request_id, PROMPT, SamplingParams(max_tokens=50, **params), arrival_time=990.0
         )
-        for child, parent, index in fan_out(request):
-            self.processor.add_request(child, "hello", parent=parent, index=index, queue=queue)
+        return [
+            self.processor.add_request(child, "hello", parent=parent, index=index, queue=queue).request_id
+            for child, parent, index in fan_out(request)
+        ]
 
     def feed(
         self, text: str, request_id: str = "r", finish: FinishReason | None = None, **more
@@ -221,6 +224,20 @@ def test_prompt_logprobs_of_the_first_child_serve_the_whole_request() -> None:
     assert len(output.prompt_logprobs) == len(PROMPT)
 
 
+@pytest.mark.parametrize("order", [["0_r", "1_r"], ["1_r", "0_r"]])
+def test_deltas_of_n_completions_bring_prompt_logprobs_once(order: list[str]) -> None:
+    session = Session()
+    session.add(n=2, output_kind=DELTA, prompt_logprobs=0)
+    new = {"0_r": fake_logprobs(PROMPT[1:], 0), "1_r": None}
+    outputs = []
+    for child in order:
+        outputs += session.step(EngineCoreOutput(child, [letter("a")], new_prompt_logprobs=new[child]))
+    for child in order:
+        outputs += session.feed("b", child, FinishReason.LENGTH)
+    bring_them = [output.outputs[0].index for output in outputs if output.prompt_logprobs is not None]
+    assert bring_them == [0]
+
+
 # ------------------------------------------------------------------------------------- refusals and aborts
 
 
@@ -269,6 +286,40 @@ def test_eng_13_aborting_names_the_children_and_forgets_everything() -> None:
     assert session.processor.num_unfinished_requests() == 1
     assert not session.processor.parent_requests
     assert session.processor.abort_requests(["r"]) == []
+
+
+@pytest.mark.parametrize("how", ["an abort", "a stop string", "a refused sibling"])
+def test_outputs_on_their_way_are_not_those_of_the_next_request_of_that_id(how: str) -> None:
+    session = Session()
+    if how == "an abort":
+        ended = session.add("r")
+        session.processor.abort_requests(["r"])
+    elif how == "a stop string":
+        ended = session.add("r", stop=["b"])
+        session.feed("b")
+    else:
+        ended = session.add("r", n=2)[:1]
+        error = RemoteError("QueueFullError", "2 requests wait already.")
+        session.step(EngineCoreOutput("1_r", [], finish_reason=FinishReason.ERROR, error=error))
+    for n in (1, 2, 2):
+        again = session.add("r", n=n)
+        with pytest.raises(ValidationError, match="'r' is in use"):
+            session.processor.check_unused(["r"])
+        for core_id in ended:
+            assert session.feed("x", core_id, FinishReason.LENGTH) == []
+        outputs = [output for core_id in again for output in session.feed("y", core_id)]
+        assert texts(outputs) == ["y"] * n
+        assert {output.request_id for output in outputs} == {"r"}
+        assert session.processor.abort_requests(["r"]) == again
+        session.processor.check_unused(["r"])
+        ended += again
+
+
+def test_an_id_that_ended_in_the_core_is_the_cores_next_one_too() -> None:
+    session = Session()
+    for _ in range(2):
+        assert session.add("r") == ["r"]
+        session.feed("a", finish=FinishReason.LENGTH)
 
 
 # ------------------------------------------------------------------------------------------------- collectors
