@@ -150,8 +150,10 @@ class AsyncLLM:
             self.output_processor.fail_all(error)
         except Exception as error:  # a fault of ours; nobody may be left waiting
             logger.exception("Processing the engine's outputs failed.")
-            self.output_processor.fail_all(EngineDeadError(f"Processing outputs failed: {error}"))
+            failure = EngineDeadError(f"Processing outputs failed: {error}")
+            self.output_processor.fail_all(failure)
             await asyncio.to_thread(self.engine_core.shutdown)  # waits for the process
+            self.output_processor.fail_all(failure)  # whoever came before the engine was known to be gone
 
     async def _handle_one(self) -> None:
         outputs = await self.engine_core.get_output_async()

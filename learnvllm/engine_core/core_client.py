@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from learnvllm.architecture.errors import EngineDeadError, LearnVLLMError
-from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from learnvllm.architecture.messages import EngineCoreOutputs, EngineCoreRequest
 from learnvllm.engine_core.core import EngineCore, refused_output
 from learnvllm.engine_core.protocol import EngineReady
 
@@ -68,7 +69,8 @@ class InprocClient(SyncEngineCoreClient):
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self.ready = core.ready_message()
-        self._refused: list[EngineCoreOutput] = []
+        self._outputs: deque[EngineCoreOutputs] = deque()
+        """Made and not fetched: refusals, and a step's that Ctrl-C kept from whoever waited for them."""
         self._dead: EngineDeadError | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -76,7 +78,7 @@ class InprocClient(SyncEngineCoreClient):
         try:
             self.core.add_request(request)
         except LearnVLLMError as error:
-            self._refused.append(refused_output(request.request_id, error))
+            self._outputs.append(EngineCoreOutputs(outputs=[refused_output(request.request_id, error)]))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids and self._dead is None:
@@ -84,16 +86,15 @@ class InprocClient(SyncEngineCoreClient):
 
     def get_output(self) -> EngineCoreOutputs:
         self.check_health()
-        if self._refused:
-            refused, self._refused = self._refused, []
-            return EngineCoreOutputs(outputs=refused)
-        try:
-            with interrupt_afterwards():
-                outputs, _ = self.core.step()
-        except Exception as error:
-            self._dead = EngineDeadError(f"The engine cannot go on: {type(error).__name__}: {error}")
-            raise self._dead from error  # later callers get it again, with its cause
-        return outputs.get(0) or EngineCoreOutputs()
+        if not self._outputs:
+            try:
+                with interrupt_afterwards():
+                    outputs, _ = self.core.step()
+                    self._outputs.append(outputs.get(0) or EngineCoreOutputs())
+            except Exception as error:
+                self._dead = EngineDeadError(f"The engine cannot go on: {type(error).__name__}: {error}")
+                raise self._dead from error  # later callers get it again, with its cause
+        return self._outputs.popleft()
 
     def submit_utility(self, method: str, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()

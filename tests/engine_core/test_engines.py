@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import os
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -201,6 +203,28 @@ def test_ctrl_c_leaves_the_engine_usable(when: int) -> None:
     assert core.scheduler.kv_cache_manager.usage == 0
 
 
+@pytest.mark.parametrize("when", range(4))
+def test_ctrl_c_in_a_step_loses_nothing_for_whoever_goes_on(when: int) -> None:
+    engine = in_process().llm_engine
+    execute, calls = engine.engine_core.core.executor._run, itertools.count()
+
+    def interrupted(step):
+        if next(calls) == when:
+            os.kill(os.getpid(), signal.SIGINT)
+        return execute(step)
+
+    engine.engine_core.core.executor._run = interrupted
+    engine.add_request("r", [5], params(4, output_kind=DELTA))
+    tokens, num_interruptions = [], 0
+    for _ in range(6):
+        try:
+            tokens += [token for output in engine.step() for token in output.outputs[0].token_ids]
+        except KeyboardInterrupt:
+            num_interruptions += 1
+    assert (tokens, num_interruptions) == (expected_tokens([5], 4), 1)
+    assert not engine.has_unfinished_requests()
+
+
 def test_ctrl_c_between_steps_leaves_both_kinds_of_engine_usable(llm) -> None:
     step, calls = llm.llm_engine.step, itertools.count()
 
@@ -383,6 +407,28 @@ async def test_a_failing_model_reaches_every_waiter(async_llm) -> None:
         *(collect(async_llm, [5, i + 3], f"r{i}") for i in range(5)), return_exceptions=True
     )
     assert {type(result) for result in results} == {EngineDeadError}
+
+
+async def test_who_comes_while_a_fault_of_the_front_end_ends_the_engine_is_told(
+    async_llm, monkeypatch
+) -> None:
+    shutdown, asked = async_llm.engine_core.shutdown, threading.Event()
+
+    def slow_shutdown() -> None:
+        asked.set()
+        time.sleep(0.2)
+        shutdown()
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(async_llm.engine_core, "shutdown", slow_shutdown)
+    monkeypatch.setattr(async_llm, "_handle_one", fail)
+    with pytest.raises(EngineDeadError, match="Processing outputs failed"):
+        await collect(async_llm, [5], "first")
+    await asyncio.to_thread(asked.wait)
+    with pytest.raises(EngineDeadError, match="Processing outputs failed"):
+        await asyncio.wait_for(collect(async_llm, [5], "meanwhile"), 10)
 
 
 async def test_shutdown_wakes_every_waiter(async_llm) -> None:
