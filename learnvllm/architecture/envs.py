@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from learnvllm.architecture.errors import ConfigError
+from learnvllm.architecture.text import to_path
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +71,8 @@ def _positive_int(text: str) -> int:
 
 
 def _path(text: str) -> Path | None:
-    """Empty is as good as unset; ~ is what a shell would have made of it."""
-    try:
-        return Path(text).expanduser() if text else None
-    except RuntimeError as error:  # there is no such user, or no home
-        raise ValueError(str(error).rstrip(".")) from None
+    """Empty is as good as unset."""
+    return to_path(text) if text else None
 
 
 def _num_threads(text: str) -> int:

@@ -1,6 +1,8 @@
-"""What text may cross our boundaries: whatever UTF-8 can carry."""
+"""Text from outside: it may cross our boundaries if UTF-8 can carry it, and as a path it may begin with ~."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 def is_utf8(text: str) -> bool:
@@ -13,3 +15,15 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def to_path(text: str) -> Path:
+    """The path that a shell would have made of it.
+
+    Raises:
+        ValueError: ~ names a user who does not exist or has no home.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(str(error).rstrip(".")) from None

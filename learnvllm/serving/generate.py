@@ -11,13 +11,12 @@ import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.architecture.text import is_utf8
+from learnvllm.architecture.text import is_utf8, to_path
 from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving.content import ChatMessage, shorten
 from learnvllm.serving.protocol import GenerationRequest, parse_request
@@ -34,7 +33,7 @@ def read_prompts(arguments: list[str], file: str | None) -> list[str]:
         raise ValidationError("Give prompts or --file, not both.", parameter="file", value=file)
     if file is not None:
         try:
-            lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+            lines = to_path(file).read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise ValidationError(f"--file {file} cannot be read: {error}.", parameter="file") from None
         prompts = [line for line in lines if line.strip()]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.model_layers import embedded
-from learnvllm.model_layers.loading.resolve import pull_model, resolve_model
+from learnvllm.model_layers.loading.resolve import model_path, pull_model, resolve_model
 
 
 def list_models() -> int:
@@ -43,7 +43,7 @@ def _find_here(name: str | None) -> Path:
     if known is not None and known.is_ready():
         return known.path
     if known is None and name is not None:
-        if Path(name).expanduser().exists():  # a .gguf file may still be converted; nothing is downloaded
+        if model_path(name).exists():  # a .gguf file may still be converted; nothing is downloaded
             return resolve_model(name).path
         try:
             from huggingface_hub import snapshot_download

@@ -6,9 +6,9 @@ Upstream namesake: vllm/entrypoints/common/cli_args.py (FrontendArgs).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from learnvllm.architecture.errors import ConfigError
+from learnvllm.architecture.text import to_path
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def read_chat_template(file_or_source: str | None) -> str | None:
     if "{{" in file_or_source or "{%" in file_or_source:
         return file_or_source
     try:
-        return Path(file_or_source).expanduser().read_text(encoding="utf-8")
+        return to_path(file_or_source).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--chat-template {file_or_source} cannot be read: {error}. Give a Jinja file, or its text.",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from learnvllm.architecture import envs
 from learnvllm.architecture.errors import ModelLoadError
+from learnvllm.architecture.text import to_path
 from learnvllm.model_layers.loading import cache
 
 
@@ -41,7 +42,7 @@ def resolve_model(model: str | None, progress: bool = True) -> ResolvedModel:
         raise ModelLoadError(
             "The model's name is empty. Leave it out for the embedded one.", parameter="model", value=model
         )
-    path = Path(model).expanduser()
+    path = model_path(model)
     if path.is_dir():
         return ResolvedModel(path.resolve().name, path.resolve())
     if path.suffix.lower() == ".gguf":
@@ -54,6 +55,20 @@ def resolve_model(model: str | None, progress: bool = True) -> ResolvedModel:
             value=model,
         )
     return _from_hub(model)
+
+
+def model_path(model: str) -> Path:
+    """The path `model` is, if it is one.
+
+    Raises:
+        ModelLoadError: it begins with ~ and there is no such home.
+    """
+    try:
+        return to_path(model)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"The model {model!r} cannot be looked for: {error}.", parameter="model", value=model
+        ) from None
 
 
 def pull_model(model: str | None, progress: bool = True) -> ResolvedModel:
