@@ -30,7 +30,7 @@ from learnvllm.architecture.errors import (
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
 from learnvllm.cli import engine as engine_commands
 from learnvllm.cli import tools
-from learnvllm.serving import bench, chat
+from learnvllm.serving import bench, chat, chat_backends
 from learnvllm.serving.bench_stats import percentile
 from learnvllm.serving.chat_view import ChatView, split_blocks
 from learnvllm.serving.generate import _TextPrinter, read_prompts
@@ -118,6 +118,10 @@ def test_help_says_the_default_of_every_number(command: str, capsys: pytest.Capt
         (["chat", "--url", "http://a:b"], "http://a:b"),
         (["models", "path", "no-such-model"], "no-such-model"),
         (["models", "path", ""], "name is empty"),
+        (["models", "path", "~no-such-user/m"], "home directory"),
+        (["serve", "~no-such-user/m", "--port", "0"], "home directory"),
+        (["serve", "--chat-template", "~no-such-user/t", "--port", "0"], "home directory"),
+        (["generate", "--file", "~no-such-user/f"], "home directory"),
         (["generate", "\udcff"], "not valid UTF-8"),
         (["generate", "hello", "--chat", "--stop", "\udcff"], "not valid UTF-8"),
         (["serve", "--port", "0", "--api-key", "a\udcff"], "'a\\udcff' is not valid UTF-8"),
@@ -462,7 +466,7 @@ class ScriptedBackend:
         self.asked: list[tuple[list[dict[str, str]], dict[str, Any]]] = []
         self.stopped = 0
 
-    def stream(self, messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[chat.Piece]:
+    def stream(self, messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[chat_backends.Piece]:
         self.asked.append((list(messages), dict(params)))
         try:
             for i, word in enumerate(self.words):
@@ -470,7 +474,7 @@ class ScriptedBackend:
                     raise KeyboardInterrupt
                 if isinstance(word, LearnVLLMError):
                     raise word
-                yield chat.Piece(word, 2 * i + 2)
+                yield chat_backends.Piece(word, 2 * i + 2)
         finally:
             self.stopped += 1
 
@@ -582,7 +586,7 @@ def test_chat_with_a_server(fake_server: FakeServer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
     assert cli.main(["chat", "--url", fake_server.url, "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out == " the world of\n"
-    backend = chat.HttpBackend(fake_server.url, None, None)
+    backend = chat_backends.HttpBackend(fake_server.url, None, None)
     pieces = list(backend.stream([{"role": "user", "content": "hello"}], {"max_tokens": 3}))
     backend.close()
     assert "".join(piece.text for piece in pieces) == " the world of"

@@ -142,27 +142,8 @@ def configure_serve(parser: argparse.ArgumentParser) -> None:
         help="Required on all but /health. Repeatable: any opens.",
     )
     add("--chat-template", metavar="FILE", help="Jinja file, or its text, instead of the model's template.")
-    add(
-        "--allowed-origins",
-        type=_json_list,
-        default=["*"],
-        metavar="JSON",
-        help="CORS (default: %(default)s)",
-    )
-    add(
-        "--allowed-methods",
-        type=_json_list,
-        default=["*"],
-        metavar="JSON",
-        help="CORS (default: %(default)s)",
-    )
-    add(
-        "--allowed-headers",
-        type=_json_list,
-        default=["*"],
-        metavar="JSON",
-        help="CORS (default: %(default)s)",
-    )
+    for flag in ("--allowed-origins", "--allowed-methods", "--allowed-headers"):
+        add(flag, type=_json_list, default=["*"], metavar="JSON", help="CORS (default: %(default)s)")
     add("--allow-credentials", action="store_true", help="CORS: allow cookies and the like.")
     add(
         "--shutdown-timeout",
@@ -250,19 +231,19 @@ def configure_chat(parser: argparse.ArgumentParser) -> None:
 def run_chat(args: argparse.Namespace) -> int:
     from learnvllm.architecture import envs
     from learnvllm.architecture.errors import ValidationError
-    from learnvllm.serving import chat
+    from learnvllm.serving import chat, chat_backends
 
     values = {**chat.DEFAULT_PARAMS, **_sampling_values(args)}
     chat.check_params(values)
-    backend: chat.ChatBackend
+    backend: chat_backends.ChatBackend
     if args.url is not None:
         if args.mine or args.shadow:
             raise ValidationError("--mine and --shadow belong to the server: learnvllm serve --mine.")
         key = args.api_key or envs.get("LEARNVLLM_API_KEY")
-        backend = chat.HttpBackend(args.url, key, args.model or args.model_tag)
+        backend = chat_backends.HttpBackend(args.url, key, args.model or args.model_tag)
     else:
         chat.say_starting()
-        backend = chat.EngineBackend(_build_llm_engine(args))
+        backend = chat_backends.EngineBackend(_build_llm_engine(args))
     try:
         return chat.run(backend, values, args.system, plain=args.plain)
     finally:
