@@ -1,4 +1,4 @@
-"""The one file where the eleven packages meet: flags in, a running engine out.
+"""The one file where the packages of all days meet: flags in, a running engine out.
 
 Nothing here computes; it names the parts and puts them together. Imports of heavy parts are late, so that the
 front end never loads torch. Upstream namesakes: vllm/engine/arg_utils.py (create_engine_config),

@@ -95,9 +95,8 @@ class EngineProcess:
         kind, body = msgspec.msgpack.decode(payload)
         if kind == "READY":
             self.output_socket.recv()  # OUTPUT_SOCKET_READY, sent before it
-            shutil.rmtree(
-                self._directory
-            )  # connected: no exit, however hard, leaves the sockets' files behind
+            # Both are connected: from now on no exit, however hard, leaves the sockets' files behind.
+            shutil.rmtree(self._directory)
             return identity, msgspec.convert(body, EngineReady)
         raise from_remote_error(msgspec.convert(body, StartupFailed).error)
 

@@ -1,8 +1,8 @@
 """One step's inputs, gathered from the rows: flat token ids, positions, and who owns which part of them.
 
 Everything is a handful of numpy operations over the whole step; nothing loops over tokens. Each step makes
-new arrays, so a step still in flight can never see its inputs overwritten by the next one (fault 17 of
-overlapped engines). Upstream namesake: vllm/v1/worker/gpu/input_batch.py (InputBatch).
+new arrays, so a step still in flight can never see its inputs overwritten by the next one.
+Upstream namesake: vllm/v1/worker/gpu/input_batch.py (InputBatch).
 """
 
 from __future__ import annotations

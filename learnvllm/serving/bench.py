@@ -139,9 +139,8 @@ def run_throughput(engine: LLMEngine, args: argparse.Namespace) -> int:
 def run_latency(engine: LLMEngine, args: argparse.Namespace) -> int:
     rounds = args.num_iters_warmup + args.num_iters
     vocab_size = engine.config.model_config.arch.vocab_size
-    everything = random_requests(
-        args, args.batch_size * rounds, vocab_size
-    )  # no round finds its prompts cached
+    # For all rounds at once, so that no round finds its prompts cached.
+    everything = random_requests(args, args.batch_size * rounds, vocab_size)
     seconds = []
     for i in range(rounds):
         batch = everything[i * args.batch_size : (i + 1) * args.batch_size]

@@ -16,7 +16,8 @@ from learnvllm.architecture.errors import ClientError, EngineDeadError, LearnVLL
 from learnvllm.serving.chat_backends import ChatBackend, Message
 from learnvllm.serving.chat_view import ChatView
 from learnvllm.serving.content import shorten
-from learnvllm.serving.protocol import ChatCompletionRequest, parse_request
+from learnvllm.serving.parsing import parse_request
+from learnvllm.serving.protocol import ChatCompletionRequest
 
 HELP = """\
 /reset            forget the conversation

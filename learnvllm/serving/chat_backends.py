@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from learnvllm.architecture.errors import ClientError, ServerError, ValidationError
 from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving.content import shorten
-from learnvllm.serving.protocol import ChatCompletionRequest, parse_request
+from learnvllm.serving.parsing import parse_request
+from learnvllm.serving.protocol import ChatCompletionRequest
 from learnvllm.serving.renderer import Renderer
 from learnvllm.serving.request_params import chat_params
 

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from learnvllm.architecture.errors import LearnVLLMError, NotFoundError, ServerError
-from learnvllm.serving.protocol import first_problem
+from learnvllm.serving.parsing import first_problem
 
 logger = logging.getLogger(__name__)
 

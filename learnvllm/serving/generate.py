@@ -19,7 +19,8 @@ from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.text import is_utf8, to_path
 from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving.content import ChatMessage, shorten
-from learnvllm.serving.protocol import GenerationRequest, parse_request
+from learnvllm.serving.parsing import parse_request
+from learnvllm.serving.protocol import GenerationRequest
 from learnvllm.serving.renderer import RenderedPrompt, Renderer
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import pydantic
 from pydantic import BaseModel, ConfigDict, PlainValidator, model_validator
 
 from learnvllm.architecture.errors import ValidationError
@@ -35,11 +33,8 @@ _PASSED_ON = (
     "min_tokens", "skip_special_tokens", "prompt_logprobs", "stream_interval",
 )  # fmt: skip
 
-
 _NEWER_NAMES = {"max_completion_tokens": "max_tokens"}
 """Of chat's fields, where completions have the older one only."""
-
-RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 def _optional_messages(value: Any) -> list[ChatMessage] | None:
@@ -304,42 +299,3 @@ def _parse_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
             )
         parsed[int(token)] = value
     return parsed
-
-
-# ------------------------------------------------------------------------------------- what was wrong with it
-
-
-def parse_request(model: type[RequestT], fields: dict[str, Any]) -> RequestT:
-    """Build a request outside of HTTP, with the same checks.
-
-    Raises:
-        ValidationError: a field is unknown, or its value wrong.
-    """
-    try:
-        return model.model_validate(fields)
-    except pydantic.ValidationError as error:
-        raise first_problem(error.errors()) from None
-
-
-def first_problem(errors: Sequence[Any]) -> ValidationError:
-    """The first of pydantic's findings, in one sentence."""
-    first = errors[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ValidationError):
-        return cause
-    field = _spell(first["loc"])
-    if not field:
-        return ValidationError(f"The body must be a JSON object; it is {shorten(first['input'])}.")
-    if first["type"] == "missing":
-        return ValidationError(f"The field {field!r} is missing.", parameter=field)
-    return ValidationError(
-        f"{field}={shorten(first['input'])}: {first['msg']}.", parameter=field, value=first["input"]
-    )
-
-
-def _spell(location: Sequence[str | int]) -> str:
-    """('stop', 0) -> stop[0]"""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text

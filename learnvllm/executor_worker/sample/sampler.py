@@ -47,9 +47,7 @@ class Sampler:
     def warm_up(self) -> None:
         """Load (or, the very first time, compile) the kernels, so that no request waits for it."""
         if self.use_kernels:
-            importlib.import_module(
-                "learnvllm.executor_worker.sample.logit_kernels"
-            )  # and the others with it
+            importlib.import_module("learnvllm.executor_worker.sample.logit_kernels")  # it imports the others
 
     def __call__(self, logits: Tensor, rows: np.ndarray) -> SamplerOutput:
         """Choose one token a row. logits: [S, V] float32, contiguous, overwritten; rows: [S] int64."""

@@ -85,11 +85,8 @@ class SafetensorsCheckpoint:
         return self._handle
 
     def _close(self) -> None:
-        self._handle, self._open_path, self._bytes_read = (
-            None,
-            None,
-            0,
-        )  # safe_open unmaps once nobody refers to it
+        self._handle = None  # safe_open unmaps once nobody refers to it
+        self._open_path, self._bytes_read = None, 0
 
     def _error(self, what: str, value: object) -> ModelLoadError:
         return ModelLoadError(f"{self.directory} {what}.", parameter="model", value=value)

@@ -97,15 +97,12 @@ def _special_ids(meta: Fields) -> dict[str, Any]:
 
 def _gemma(meta: Fields, config: dict[str, Any]) -> dict[str, Any]:
     layers, pattern = config["num_hidden_layers"], 6
-    is_27b = (
-        layers == 62
-    )  # the one size that scales by hidden_size / heads (llama.cpp: src/models/gemma3.cpp)
+    # Of all sizes only 27B scales scores by hidden_size / heads (llama.cpp: src/models/gemma3.cpp).
+    scale_of = config["hidden_size"] // config["num_attention_heads"] if layers == 62 else config["head_dim"]
     scaling = config["rope_scaling"] or {"rope_type": "default"}
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
-        if is_27b
-        else config["head_dim"],
+        "query_pre_attn_scalar": scale_of,
         "sliding_window": meta.integer("gemma3.attention.sliding_window"),
         "layer_types": [
             "sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)
