@@ -131,6 +131,8 @@ class TextPosition:
 
     def pass_by(self, token: bytes) -> int:
         """Where this token begins; the next one is asked for its end."""
+        if token and token[0] & 0xC0 != 0x80:  # it begins a character: the one before stays incomplete
+            self._position += len(self._decoder.decode(b"", final=True))
         begin = self._position
         self._position += len(self._decoder.decode(token))
         return begin

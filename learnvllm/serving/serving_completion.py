@@ -110,7 +110,8 @@ class _Answer:
 
     def _extras(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         extras: dict[str, Any] = {}
-        if self.request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+        brings_them = completion.index == 0 or not self.request.stream
+        if self.request.prompt_logprobs is not None and output.prompt_logprobs is not None and brings_them:
             extras["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if self.request.return_token_ids:
             extras["token_ids"] = [] if self.request.scores_prompt_only else completion.token_ids

@@ -139,6 +139,33 @@ def test_every_token_begins_at_its_character(text: str) -> None:
         before += piece
 
 
+def test_a_stream_brings_the_logprobs_of_each_prompt_once(http: httpx.Client) -> None:
+    body = {"prompt": ["abc", "hello"], "max_tokens": 3, "n": 2, "prompt_logprobs": 1}
+    choices = [choice for chunk in events(http, "/v1/completions", body) for choice in chunk["choices"]]
+    assert sorted(choice["index"] for choice in choices if "prompt_logprobs" in choice) == [0, 2]
+    whole = http.post("/v1/completions", json=body).json()["choices"]
+    for prompt_choice in (0, 2):
+        (brought,) = (c for c in choices if c["index"] == prompt_choice and "prompt_logprobs" in c)
+        assert brought["prompt_logprobs"] == whole[prompt_choice]["prompt_logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([b"a", b"\xe9", b"b", b"c"], [0, 1, 2, 3]),
+        ([b"\xf0\x9f", b"\xe6", b"\x97\xa5", b"b"], [0, 1, 1, 2]),
+        ([b"\xe6", b"\xff", b"b"], [0, 1, 2]),
+    ],
+)
+def test_bytes_that_never_become_a_character_have_a_place_too(
+    pieces: list[bytes], expected: list[int]
+) -> None:
+    position = TextPosition()
+    assert [position.pass_by(piece) for piece in pieces] == expected
+    text = b"".join(pieces).decode(errors="replace")
+    assert text[expected[-1] :] == pieces[-1].decode()
+
+
 def test_streamed_usage(http: httpx.Client) -> None:
     body = {"prompt": ["a", "b"], "max_tokens": 2, "stream_options": {"include_usage": True}}
     *chunks, last = events(http, "/v1/completions", body)
