@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
+from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.model_layers import embedded
 from learnvllm.model_layers.loading.gguf_tokenizer import convert_tokenizer
 from tests.model_layers.tiny_gguf import tokenizer_metadata
@@ -182,6 +183,21 @@ def test_the_space_that_sentencepiece_puts_in_front_is_taken_off_again() -> None
     tokenizer, _ = convert_tokenizer(sentencepiece(prefix=True))
     assert tokenizer.encode("ab", add_special_tokens=False).tokens == ["▁ab"]
     assert tokenizer.decode(tokenizer.encode("ab").ids) == "ab"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+@pytest.mark.parametrize("wrong", [None, 7, "x", [], [7]])
+def test_damaged_metadata_are_an_error_with_a_name(metadata: dict[str, Any], kind: str, wrong: Any) -> None:
+    """Each value in turn is missing or something else."""
+    whole = metadata if kind == "bytes" else sentencepiece(prefix=True)
+    refused = 0
+    for name in (name for name in whole if name.startswith("tokenizer.")):
+        rest = {key: value for key, value in whole.items() if key != name}
+        try:
+            convert_tokenizer(rest if wrong is None else rest | {name: wrong})
+        except ModelLoadError:
+            refused += 1
+    assert refused >= 2
 
 
 def test_transformers_computes_the_same_logits_from_the_converted_model(smollm: Path) -> None:

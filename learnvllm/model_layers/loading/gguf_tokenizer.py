@@ -26,8 +26,22 @@ def convert_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, An
     """Build the tokenizer and the contents of tokenizer_config.json from a GGUF file's metadata.
 
     Raises:
-        ModelLoadError: the kind of tokenizer, or its pre-tokenizer, is not implemented.
+        ModelLoadError: the kind of tokenizer, or its pre-tokenizer, is not implemented, or a value is missing
+            or nonsense.
     """
+    try:
+        return _convert(metadata)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # a list is missing or holds something else; the library raises bare Exception
+        raise ModelLoadError(
+            f"The GGUF file's tokenizer cannot be converted: {type(error).__name__}: {error}. Fetch the file "
+            "again, or a directory with tokenizer.json and *.safetensors.",
+            parameter="tokenizer.ggml.tokens",
+        ) from error
+
+
+def _convert(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level_bpe(metadata)
