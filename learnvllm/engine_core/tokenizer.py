@@ -6,13 +6,14 @@ Only the front end has one; the engine core never sees text. Upstream namesake: 
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from learnvllm.architecture.errors import ModelLoadError
+from learnvllm.architecture.json_fields import read_json
 
 REPLACEMENT = "\ufffd"
 """What decoding makes of bytes that are not (yet) UTF-8."""
@@ -30,7 +31,7 @@ class Tokenizer:
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
-        config: dict[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> None:
         config = config or {}
@@ -53,7 +54,7 @@ class Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of a model directory.
 
         Raises:
-            ModelLoadError: tokenizer.json is missing or unreadable.
+            ModelLoadError: tokenizer.json is missing, or one of them is unreadable.
         """
         file = path / "tokenizer.json"
         if not file.is_file():
@@ -63,18 +64,20 @@ class Tokenizer:
                 parameter="model",
                 value=str(path),
             )
+        config_file, template_file = path / "tokenizer_config.json", path / "chat_template.jinja"
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
-            config_file = path / "tokenizer_config.json"
-            config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+            backend.no_truncation()
+            backend.no_padding()
+            config = read_json(config_file).values if config_file.is_file() else {}
+            template = template_file.read_text(encoding="utf-8") if template_file.is_file() else None
+            return cls(backend, config, template)
+        except ModelLoadError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(
                 f"The tokenizer in {path} cannot be read: {error}.", parameter="model", value=str(path)
             ) from None
-        backend.no_truncation()
-        backend.no_padding()
-        template = path / "chat_template.jinja"
-        return cls(backend, config, template.read_text(encoding="utf-8") if template.is_file() else None)
 
     @property
     def vocab_size(self) -> int:
