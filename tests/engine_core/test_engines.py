@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import random
 import signal
 import threading
 import time
@@ -366,6 +367,22 @@ async def test_a_cancelled_request_is_aborted_in_the_core(async_llm) -> None:
     assert await counts(async_llm) == [0, 0]
     assert await collect(async_llm, [7], "r0") == expected_tokens([7], 6)  # the id is free again
     assert await async_llm.reset_prefix_cache()  # nobody holds a block
+
+
+async def test_clients_that_hang_up_and_come_back_under_their_id_get_their_own_tokens(async_llm) -> None:
+    rng = random.Random(0)
+
+    async def client(request_id: str) -> None:
+        for _ in range(12):
+            prompt = [rng.randrange(3, 250) for _ in range(rng.randint(1, 9))]
+            abandoned = asyncio.create_task(collect(async_llm, prompt, request_id, max_tokens=100))
+            await asyncio.sleep(rng.random() * 0.005)
+            abandoned.cancel()
+            await asyncio.gather(abandoned, return_exceptions=True)
+            assert await collect(async_llm, prompt, request_id) == expected_tokens(prompt, 6)
+
+    await asyncio.gather(*(client(f"r{i}") for i in range(8)))
+    assert await counts(async_llm) == [0, 0]
 
 
 async def test_leaving_the_loop_early_aborts(async_llm) -> None:
