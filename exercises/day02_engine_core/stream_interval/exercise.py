@@ -96,8 +96,8 @@ class RequestState:
     ) -> RequestOutput:
         source = self.logprobs if self.parent is None else self.parent
         prompt_logprobs = source.prompt_logprobs
-        if self._output_kind is RequestOutputKind.DELTA:  # a delta brings them once
-            prompt_logprobs = None if self._prompt_logprobs_sent else prompt_logprobs
+        if self._output_kind is RequestOutputKind.DELTA:  # deltas bring them once, with the first completion
+            prompt_logprobs = None if self._prompt_logprobs_sent or self.index else prompt_logprobs
             self._prompt_logprobs_sent = True
         metrics = (
             RequestMetrics(self.arrival_time)
