@@ -46,6 +46,15 @@ def _unwatched() -> Iterator[None]:
         _local.depth -= 1
 
 
+@contextmanager
+def _within(value: Any) -> Iterator[None]:
+    token = _busy.set(_busy.get() | {id(value)})
+    try:
+        yield
+    finally:
+        _busy.reset(token)
+
+
 def _depth() -> int:
     return getattr(_local, "depth", 0)
 
@@ -178,12 +187,8 @@ def _on_both(mine: Callable[..., Any], plan: Plan, name: str) -> Callable[..., A
         if twin is None:
             return mine(self, *args, **kwargs)
         copies = snapshot((args, kwargs))
-        token = _busy.set(_busy.get() | {id(self)})
-        try:
-            with time_limit():
-                ours = _call(mine, (self, *args), kwargs)
-        finally:
-            _busy.reset(token)
+        with _within(self), time_limit():
+            ours = _call(mine, (self, *args), kwargs)
         with _unwatched():
             reference = _call(getattr(twin, mine.__name__), *copies)
         _compare(plan, name, ours, reference, *_outsides(self, twin))
@@ -210,13 +215,13 @@ def _on_both_async(mine: Callable[..., Any], plan: Plan, name: str) -> Callable[
         if twin is None:
             return await mine(self, *args, **kwargs)
         copies = snapshot((args, kwargs))
-        token = _busy.set(_busy.get() | {id(self)})
-        try:
-            ours = Outcome(await mine(self, *args, **kwargs))
-        except Exception as error:
-            ours = Outcome(error=error)
-        finally:
-            _busy.reset(token)
+        with _within(self):
+            try:
+                ours = Outcome(await mine(self, *args, **kwargs))
+            except ShadowDivergence:
+                raise  # as in _call
+            except Exception as error:
+                ours = Outcome(error=error)
         with _unwatched():
             reference = _call(without_waiting, (getattr(twin, mine.__name__), *copies[0]), copies[1])
         _compare(plan, name, ours, reference, *_outsides(self, twin))

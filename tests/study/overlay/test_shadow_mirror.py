@@ -8,6 +8,8 @@ import re
 import signal
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,8 +18,9 @@ import torch
 
 from learnvllm.architecture.messages import EngineCoreOutput
 from learnvllm.study import shadow_limit
+from learnvllm.study.shadow_engine import ShadowDivergence
 from learnvllm.study.shadow_loans import LARGE, Loan
-from learnvllm.study.shadow_mirror import _short
+from learnvllm.study.shadow_mirror import _on_both_async, _short
 from learnvllm.study.shadow_values import Outcome, first_difference, snapshot
 from tests.study.overlay.conftest import Learner
 
@@ -207,6 +210,22 @@ def test_what_is_shown_of_a_result_may_hold_arrays() -> None:
     assert _short((np.array([1, 2]), 3)) == "(array([1, 2]), 3)"
     assert _short(Outcome(error=ValueError("no"))) == "raises ValueError: no"
     assert _short(Outcome([1])) == "returns [1]"
+
+
+async def test_a_difference_within_a_coroutine_is_told_as_it_is() -> None:
+    class Holder:
+        async def get(self) -> int:
+            raise ShadowDivergence("within")
+
+    class Twin:
+        async def get(self) -> int:
+            return 1
+
+    holder: Any = Holder()
+    holder._shadow_twin = Twin()
+    plan: Any = SimpleNamespace(exercise=SimpleNamespace(id="a.b", path="exercise.py"))
+    with pytest.raises(ShadowDivergence, match="^within$"):
+        await _on_both_async(Holder.get, plan, "Holder.get")(holder)
 
 
 # ------------------------------------------------------------------------------------ classes that hold data
