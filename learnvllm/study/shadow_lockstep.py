@@ -16,6 +16,7 @@ import numpy as np
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
+from learnvllm.study.shadow_engine import ShadowDivergence
 from learnvllm.study.shadow_limit import time_limit
 from learnvllm.study.shadow_values import Outcome
 
@@ -86,6 +87,8 @@ class Lockstep:
 def _call(function: Callable[..., Any], args: Iterable[Any]) -> Outcome:
     try:
         return Outcome(function(*args))
+    except ShadowDivergence:
+        raise  # something that is compared call by call, and has been told: it says more
     except Exception as error:
         return Outcome(error=error)
 

@@ -108,7 +108,11 @@ class ShadowScheduler:
         if self._failure is not None:
             raise ShadowDivergence(self._failure)
         self._history.add(operation, args)
-        outcome, difference = self._both(operation, *args)
+        try:
+            outcome, difference = self._both(operation, *args)
+        except ShadowDivergence as error:
+            self._failure = str(error)
+            raise
         if difference is not None:
             self._fail(difference)
             raise ShadowDivergence(self._failure)

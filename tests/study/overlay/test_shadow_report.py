@@ -60,6 +60,26 @@ def test_among_many_the_one_that_is_wrong_is_named(learner: Learner, name: str, 
     assert f"Look at {wrong.id}; " in out
 
 
+@pytest.mark.parametrize(
+    ("mutant", "method", "scenario"),
+    [
+        ("names-no-output-blocks", "append_output_token_ids", "tight"),
+        ("higher-is-first", "__lt__", "priority"),
+    ],
+)
+def test_what_a_scheduler_calls_is_told_once(
+    learner: Learner, mutant: str, method: str, scenario: str
+) -> None:
+    """A request is compared call by call, beside the scheduler, which both run on the learner's."""
+    learner.solve("free_queue")
+    learner.mutate("request_counters", mutant)
+    done = learner.try_python(traffic(scenario), "request_counters,free_queue", shadow=True)
+    where = f"--shadow: Request.{method} of architecture.request_counters"
+    assert done.stdout.startswith(f"STOPPED {where} differs in "), done.stderr
+    assert done.stderr.count("for the first time") == 1
+    assert done.stderr.count(where) == 1
+
+
 def test_where_none_is_wrong_alone_none_is_named() -> None:
     told = headline(Difference("schedule", ["running"], {}, {}, {}, step=3), [])
     assert "Look at how your exercises work together; " in told
