@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -429,11 +428,10 @@ async def test_a_failing_model_reaches_every_waiter(async_llm) -> None:
 async def test_who_comes_while_a_fault_of_the_front_end_ends_the_engine_is_told(
     async_llm, monkeypatch
 ) -> None:
-    shutdown, asked = async_llm.engine_core.shutdown, threading.Event()
+    shutdown, has_come = async_llm.engine_core.shutdown, threading.Event()
 
     def slow_shutdown() -> None:
-        asked.set()
-        time.sleep(0.2)
+        has_come.wait(10)
         shutdown()
 
     async def fail() -> None:
@@ -443,9 +441,12 @@ async def test_who_comes_while_a_fault_of_the_front_end_ends_the_engine_is_told(
     monkeypatch.setattr(async_llm, "_handle_one", fail)
     with pytest.raises(EngineDeadError, match="Processing outputs failed"):
         await collect(async_llm, [5], "first")
-    await asyncio.to_thread(asked.wait)
+    meanwhile = asyncio.create_task(collect(async_llm, [5], "meanwhile"))
+    while not async_llm.num_unfinished_requests():
+        await asyncio.sleep(0)
+    has_come.set()
     with pytest.raises(EngineDeadError, match="Processing outputs failed"):
-        await asyncio.wait_for(collect(async_llm, [5], "meanwhile"), 10)
+        await asyncio.wait_for(meanwhile, 10)
 
 
 async def test_shutdown_wakes_every_waiter(async_llm) -> None:
