@@ -65,7 +65,9 @@ def test_every_internal_link_leads_somewhere(built_site: Path) -> None:
             target = target / "index.html" if target.is_dir() else target
             anchor = unquote(parts.fragment)
             lost = not target.is_file()
-            if anchor and not anchor.startswith("__") and target.suffix == ".html":  # the theme's own begin so
+            if (
+                anchor and not anchor.startswith("__") and target.suffix == ".html"
+            ):  # the theme's own begin so
                 lost = lost or anchor not in parse(target).anchors
             if lost:
                 broken.append(f"{path.relative_to(built_site)}: {link}")

@@ -75,6 +75,22 @@ def test_the_explanation_of_what_was_chosen_is_shown(tab: Any) -> None:
     assert tab.inner_text("#one .quiz-explain").strip() == "Because."
 
 
+def test_the_page_speaks_its_language(tab: Any) -> None:
+    tab.evaluate(
+        """() => {
+            const root = document.querySelector(".quiz");
+            root.lang = "zh";
+            delete root.dataset.ready;
+            for (const made of root.querySelectorAll("button, .quiz-footer")) made.remove();
+        }"""
+    )
+    tab.add_script_tag(path=str(ROOT / "docs/assets/js/quiz.js"))
+    assert tab.inner_text(".quiz-score") == "共 3 题"
+    assert answer(tab, "one", "that") == "不对。"
+    assert tab.inner_text(".quiz-score") == "已答 1 题，答对 0 题，还剩 2 题"
+    assert tab.inner_text(".quiz-reset") == "重新开始"
+
+
 def test_of_several_all_must_be_chosen(tab: Any) -> None:
     assert "some are missing" in answer(tab, "some", "2")
     assert answer(tab, "some", "4") == "Right."

@@ -87,7 +87,9 @@ def test_a_learner_who_has_begun_has_pages(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_learner_writes_cannot_stop_the_build_and_their_code_stays() -> None:
     code = "```python\n# not a heading\nhandlers[name](event)\n```"
-    text = log.harmless(f"# Day\n\n[a](b.md) `c[d](e)` [f](https://g.h)\n\n{code}\n\n[i]\n\n[i]: j.md\n-8<- \"k\"\n")
+    text = log.harmless(
+        f'# Day\n\n[a](b.md) `c[d](e)` [f](https://g.h)\n\n{code}\n\n[i]\n\n[i]: j.md\n-8<- "k"\n'
+    )
     assert text == f"## Day\n\na `c[d](e)` [f](https://g.h)\n\n{code}\n\n[i]"
     assert log.harmless("```\n[a](b.md)\n") == "```\na", "a block that does not end is none"
 

@@ -125,7 +125,9 @@ def test_every_control_can_be_reached_and_has_a_name(figure: Open, kind: str) ->
     while tab.evaluate("document.querySelector('.lv').contains(document.activeElement)"):
         reached.add(tab.evaluate("document.activeElement.ariaLabel ?? document.activeElement.type"))
         assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-        assert not tab.evaluate("document.activeElement.closest('[aria-hidden=true]')"), "a reader cannot see it"
+        assert not tab.evaluate("document.activeElement.closest('[aria-hidden=true]')"), (
+            "a reader cannot see it"
+        )
         tab.keyboard.press("Tab")
     assert {"Play", "Next step", "Back", "Step", "checkbox", "Speed"} <= reached
 

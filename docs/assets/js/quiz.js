@@ -9,13 +9,14 @@
 
   // One question, as it stands on the page.
   class Question {
-    constructor(fieldset, onCheck) {
+    constructor(fieldset, words, onCheck) {
+      this.words = words;
       this.fieldset = fieldset;
       this.id = fieldset.id;
       this.type = fieldset.dataset.type;
       this.inputs = [...fieldset.querySelectorAll("input")];
       this.feedback = fieldset.querySelector(".quiz-feedback");
-      this.feedback.before(h("button.quiz-check", { type: "button", onclick: onCheck }, "Check"));
+      this.feedback.before(h("button.quiz-check", { type: "button", onclick: onCheck }, words.check));
       fieldset.addEventListener("input", () => this.clear());
       fieldset.addEventListener("keydown", (event) => {
         if (event.key !== "Enter" || event.target.tagName !== "INPUT") return;
@@ -52,7 +53,7 @@
     reveal(right) {
       this.clear();
       this.fieldset.dataset.state = right ? "right" : "wrong";
-      this.feedback.textContent = right ? "Right." : this.type === "multiple" ? "Not quite: some are missing or too many." : "Not so.";
+      this.feedback.textContent = this.words[right ? "right" : this.type === "multiple" ? "partly" : "wrong"];
       for (const input of this.inputs) {
         if (this.type !== "number" && !input.checked) continue;
         const where = this.type === "number" ? "" : `[data-choice="${CSS.escape(input.value)}"] `;
@@ -65,8 +66,7 @@
     }
 
     remind() {
-      if (this.type !== "number") this.feedback.textContent = "Choose an answer first.";
-      else this.feedback.textContent = this.given.trim() ? "That is no number. Type one, like 1,626 or 1.5." : "Type a number first.";
+      this.feedback.textContent = this.words[this.type !== "number" ? "choose" : this.given.trim() ? "noNumber" : "type"];
     }
 
     // A changed answer is not checked yet.
@@ -80,14 +80,15 @@
   class Quiz {
     constructor(root) {
       this.key = `learnvllm.quiz.${root.dataset.day ?? location.pathname}`;
+      this.words = learnvllm.quiz.WORDS[root.lang] ?? learnvllm.quiz.WORDS.en;
       this.saved = this.load(); // id -> {given, right}
       this.questions = [...root.querySelectorAll(".quiz-question")].map((fieldset) => {
-        const question = new Question(fieldset, () => this.check(question));
+        const question = new Question(fieldset, this.words, () => this.check(question));
         return question;
       });
       this.scoreLine = h("strong.quiz-score", { role: "status" });
       root.append(h("div.quiz-footer", {}, this.scoreLine,
-        h("button.quiz-reset", { type: "button", onclick: () => this.reset() }, "Start again")));
+        h("button.quiz-reset", { type: "button", onclick: () => this.reset() }, this.words.again)));
       for (const question of this.questions) this.restore(question);
       this.showScore();
     }
@@ -136,7 +137,7 @@
     showScore() {
       const results = Object.fromEntries(Object.entries(this.saved).map(([id, { right }]) => [id, right]));
       const { score, describeScore } = learnvllm.quiz;
-      this.scoreLine.textContent = describeScore(score(this.questions.map((q) => q.id), results));
+      this.scoreLine.textContent = describeScore(score(this.questions.map((q) => q.id), results), this.words);
     }
 
     reset() {

@@ -30,11 +30,42 @@
     return { total: ids.length, answered: answered.length, right: answered.filter((id) => results[id]).length };
   }
 
-  function describeScore({ total, answered, right }) {
-    if (answered === 0) return `${total} questions`;
-    if (answered < total) return `${right} of ${answered} right, ${total - answered} to go`;
-    return right === total ? `All ${total} right` : `${right} of ${total} right`;
+  const WORDS = {
+    en: {
+      check: "Check",
+      again: "Start again",
+      right: "Right.",
+      wrong: "Not so.",
+      partly: "Not quite: some are missing or too many.",
+      choose: "Choose an answer first.",
+      type: "Type a number first.",
+      noNumber: "That is no number. Type one, like 1,626 or 1.5.",
+      questions: (total) => `${total} questions`,
+      toGo: (right, answered, left) => `${right} of ${answered} right, ${left} to go`,
+      allRight: (total) => `All ${total} right`,
+      result: (right, total) => `${right} of ${total} right`,
+    },
+    zh: {
+      check: "检查",
+      again: "重新开始",
+      right: "正确。",
+      wrong: "不对。",
+      partly: "不完全对：有的漏选了，或者多选了。",
+      choose: "请先选择一个答案。",
+      type: "请先输入一个数字。",
+      noNumber: "这不是数字。请输入数字，例如 1,626 或 1.5。",
+      questions: (total) => `共 ${total} 题`,
+      toGo: (right, answered, left) => `已答 ${answered} 题，答对 ${right} 题，还剩 ${left} 题`,
+      allRight: (total) => `${total} 题全部答对`,
+      result: (right, total) => `${total} 题中答对 ${right} 题`,
+    },
+  };
+
+  function describeScore({ total, answered, right }, words = WORDS.en) {
+    if (answered === 0) return words.questions(total);
+    if (answered < total) return words.toGo(right, answered, total - answered);
+    return right === total ? words.allRight(total) : words.result(right, total);
   }
 
-  Object.assign(learnvllm, { quiz: { parseNumber, check, score, describeScore } });
+  Object.assign(learnvllm, { quiz: { WORDS, parseNumber, check, score, describeScore } });
 })((globalThis.learnvllm ??= {}));

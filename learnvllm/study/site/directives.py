@@ -40,10 +40,14 @@ class Place:
     """Path of the page in the site's tree, like topics/scheduling/concepts.md."""
     day: Day | None = None
 
+    @property
+    def language(self) -> str:
+        return "zh" if self.page.startswith(translation.FOLDER) else "en"
+
     def link(self, target: str) -> str:
         """`target`, a path in the tree, as seen from this page."""
         path, mark, anchor = target.partition("#")
-        if self.page.startswith(translation.FOLDER):
+        if self.language == "zh":
             path = translation.translated().get(path, path)
         return posixpath.relpath(path, posixpath.dirname(self.page)) + mark + anchor
 
@@ -67,7 +71,7 @@ def _of_day(make: Callable[[Place, Day], str]) -> Callable[[Place], str]:
 GENERATORS: dict[str, Callable[[Place], str]] = {
     "day": _of_day(lambda place, day: day_plan.day_table(day, place.link)),
     "exercises": _of_day(lambda place, day: exercise_table.exercise_table(day, place.link)),
-    "quiz": _of_day(lambda place, day: quiz_html.quiz(day, place.link)),
+    "quiz": _of_day(lambda place, day: quiz_html.quiz(day, place.link, place.language)),
     "days": lambda place: routes.days_table(place.link),
     "routes": lambda place: routes.routes(place.link),
 }

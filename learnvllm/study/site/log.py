@@ -14,7 +14,9 @@ _INCLUDE = re.compile(r"(?m)^[ \t]*-+8<-+.*\n?")
 _CODE_BLOCK = re.compile(r"(?ms)^(`{3,}|~{3,})[ ]*[\w+#-]*\n.*?^\1[`~]*[ ]*$")
 """Only what every Markdown takes for one."""
 _REFERENCE = re.compile(r"(?m)^ {0,3}\[[^\]^]+\]:[ \t]*(?!https?://).*\n?")
-_LINK = re.compile(r"(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|!?\[(?P<words>[^\]]*)\]\((?!https?://)[^)]*\)")
+_LINK = re.compile(
+    r"(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|!?\[(?P<words>[^\]]*)\]\((?!https?://)[^)]*\)"
+)
 
 PROGRESS, JOURNAL = "log/progress.md", "log/journal.md"
 
@@ -74,8 +76,10 @@ def journal_page(state: Course) -> str:
 
 
 def harmless(body: str) -> str:
-    """Text of the learner's that cannot stop the build: nothing is included, and outside of blocks of code links
-    to pages and files become words."""
+    """Text of the learner's that cannot stop the build.
+
+    Nothing is included, and outside of blocks of code links to pages and files become words.
+    """
     kept = _INCLUDE.sub("", body)
     parts, at = [], 0
     for block in _CODE_BLOCK.finditer(kept):

@@ -8,46 +8,83 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import dataclass
 
 from markdown import markdown
 
 from learnvllm.study.catalogue import Day
-from learnvllm.study.quiz import Question, load_quiz, quiz_path
+from learnvllm.study.quiz import Question, Quiz, load_quiz, quiz_path
 from learnvllm.study.site.pages import Link
+from learnvllm.study.site.quiz_translation import load_translated
 
 
-def quiz(day: Day, link: Link) -> str:
-    """The whole quiz. Raises StudyError when its YAML is wrong."""
+@dataclass(frozen=True)
+class Words:
+    """What the page itself says. quiz_logic.js has the rest."""
+
+    quiz: str
+    answer: str
+    your_answer: str
+    several: str
+    right: str
+    wrong: str
+    read: str
+
+
+WORDS = {
+    "en": Words(
+        "Quiz",
+        "Answer",
+        "Your answer:",
+        "Any number of them may be right.",
+        "Right",
+        "Wrong",
+        "Read about it",
+    ),
+    "zh": Words("测验", "答案", "你的答案：", "正确的选项可能不止一个。", "正确", "错误", "阅读相关内容"),
+}
+
+
+def quiz(day: Day, link: Link, language: str = "en") -> str:
+    """The whole quiz; in English where it has not been translated.
+
+    Raises:
+        StudyError: its YAML is wrong.
+    """
     if not quiz_path(day.number).is_file():
         return "This day has no quiz yet."
-    questions = load_quiz(day.number).questions
-    title = html.escape(day.title)
-    parts = [_question(number, question, link) for number, question in enumerate(questions, 1)]
-    return "\n".join(
-        [
-            f'<div class="quiz" data-day="{day.number}" role="group" aria-label="Quiz: {title}">',
-            *parts,
-            "</div>",
-        ]
+    translated = load_translated(day.number) if language == "zh" else None
+    if translated is None:
+        return _quiz(load_quiz(day.number), "en", link)
+    return _quiz(translated, language, link)
+
+
+def _quiz(quiz: Quiz, language: str, link: Link) -> str:
+    words = WORDS[language]
+    label = f"{words.quiz}: {html.escape(quiz.title)}"
+    head = f'<div class="quiz" data-day="{quiz.day}" lang="{language}" role="group" aria-label="{label}">'
+    questions = (
+        _question(number, question, words, link) for number, question in enumerate(quiz.questions, 1)
     )
+    return "\n".join([head, *questions, "</div>"])
 
 
-def _question(number: int, question: Question, link: Link) -> str:
+def _question(number: int, question: Question, words: Words, link: Link) -> str:
     name = html.escape(question.id)
-    body = _number_input(question) if question.type == "number" else _choices(question)
-    read = _read(question.read, link)
+    body = _number_input(question, words) if question.type == "number" else _choices(question, words)
+    read = _read(question.read, words, link)
     return (
         f'<fieldset class="quiz-question" id="{name}" data-type="{question.type}">\n'
         f"<legend>{number}. {_inline(question.question)}</legend>\n{_rest(question.question)}{body}\n"
         f'<div class="quiz-feedback" role="status" aria-live="polite"></div>\n'
-        f'<details class="quiz-answer" data-search-exclude><summary>Answer</summary>\n'
-        f"{_answer(question)}{read}</details>\n</fieldset>"
+        f'<details class="quiz-answer" data-search-exclude><summary>{words.answer}</summary>\n'
+        f"{_answer(question, words)}{read}</details>\n</fieldset>"
     )
 
 
-def _choices(question: Question) -> str:
+def _choices(question: Question, words: Words) -> str:
     kind = "radio" if question.type == "choice" else "checkbox"
-    hint = "" if kind == "radio" else '<p class="quiz-hint">Any number of them may be right.</p>\n'
+    hint = "" if kind == "radio" else f'<p class="quiz-hint">{words.several}</p>\n'
     rows = [
         f'<label class="quiz-choice" data-correct="{str(choice.correct).lower()}">'
         f'<input type="{kind}" name="{html.escape(question.id)}" value="{number}">'
@@ -57,23 +94,24 @@ def _choices(question: Question) -> str:
     return hint + "\n".join(rows)
 
 
-def _number_input(question: Question) -> str:
+def _number_input(question: Question, words: Words) -> str:
     return (
-        f'<label class="quiz-number">Your answer: <input type="text" inputmode="decimal" autocomplete="off" '
+        f'<label class="quiz-number">{words.your_answer} '
+        f'<input type="text" inputmode="decimal" autocomplete="off" '
         f'name="{html.escape(question.id)}" data-answer="{question.answer:g}" '
         f'data-tolerance="{question.tolerance:g}" data-unit="{html.escape(question.unit)}"> '
         f"{html.escape(question.unit)}</label>"
     )
 
 
-def _answer(question: Question) -> str:
+def _answer(question: Question, words: Words) -> str:
     """For readers without a script, and for those who give up."""
     if question.type == "number":
         unit = f" {html.escape(question.unit)}" if question.unit else ""
         explain = f'<div class="quiz-explanation">{_block(question.explain)}</div>'
         return f"<p><strong>{question.answer:g}{unit}</strong></p>\n{explain}\n"
     rows = [
-        f'<li data-choice="{number}"><strong>{"Right" if choice.correct else "Wrong"}</strong>: '
+        f'<li data-choice="{number}"><strong>{words.right if choice.correct else words.wrong}</strong>: '
         f"{_inline(choice.text)}"
         + (f' <div class="quiz-explanation">{_block(choice.explain)}</div>' if choice.explain else "")
         + "</li>"
@@ -82,12 +120,12 @@ def _answer(question: Question) -> str:
     return "<ul>\n" + "\n".join(rows) + "\n</ul>\n"
 
 
-def _read(page: str, link: Link) -> str:
+def _read(page: str, words: Words, link: Link) -> str:
     if not page:
         return ""
     path, _, anchor = page.partition("#")
     target = link(path).removesuffix(".md") + ".html" + (f"#{anchor}" if anchor else "")
-    return f'<p class="quiz-read"><a href="{html.escape(target)}">Read about it</a></p>\n'
+    return f'<p class="quiz-read"><a href="{html.escape(target)}">{words.read}</a></p>\n'
 
 
 # ------------------------------------------------------------------------------------------------ Markdown

@@ -15,7 +15,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from learnvllm.study.catalogue import DAYS
 from learnvllm.study.exercise import StudyError
+from learnvllm.study.quiz import quiz_path
 from learnvllm.study.site import DOCS, pages
 
 SUFFIX = ".zh.md"
@@ -35,9 +37,12 @@ def translated() -> dict[str, str]:
     return {name.removesuffix(SUFFIX) + ".md": FOLDER + name.removesuffix(SUFFIX) + ".md" for name in files}
 
 
-def source_hash(english: str) -> str:
-    """What a translation names its source by: a hash of the whole English text."""
-    return hashlib.sha256(english.encode()).hexdigest()[:16]
+def source_hash(page: Path) -> str:
+    """What a translation names its source by: a hash of the English page, and of the quiz that it shows."""
+    text = page.read_text("utf-8")
+    if page.name == "quiz.md":
+        text += "".join(quiz_path(d.number).read_text("utf-8") for d in DAYS if d.topic == page.parent.name)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def translated_source(name: str) -> str:
@@ -87,7 +92,7 @@ def outdated() -> list[str]:
 
 def _is_current(name: str) -> bool:
     english = DOCS / name
-    return english.is_file() and _read(name)[0].get("source_hash") == source_hash(english.read_text("utf-8"))
+    return english.is_file() and _read(name)[0].get("source_hash") == source_hash(english)
 
 
 def _file_of(name: str) -> str:
@@ -108,7 +113,7 @@ def mark_current(path: Path) -> None:
     if not english.is_file():
         raise StudyError(f"{english} is not there")
     meta, body = pages.split_front_matter(path.read_text("utf-8"), str(path))
-    meta = {**meta, "source_hash": source_hash(english.read_text("utf-8"))}
+    meta = {**meta, "source_hash": source_hash(english)}
     path.write_text(pages.with_front_matter(meta, body), "utf-8", newline="\n")
 
 
