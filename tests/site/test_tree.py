@@ -99,7 +99,7 @@ def test_what_a_learner_writes_cannot_stop_the_build_and_their_code_stays() -> N
 
 def test_an_hour_is_no_longer_than_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [Step("Read", "A", "a.md", 25), Step("Read", "B", "b.md", 40), Step("Run", "C", "c.md", 30)]
-    monkeypatch.setattr(routes, "_most_worth", lambda: iter(steps))
+    monkeypatch.setattr(routes, "_most_worth", lambda say: iter(steps))
     text = routes.routes(lambda path: path).partition("### One hour")[2].partition("###")[0]
     assert "in 55 minutes" in text
     assert "[A](a.md), 25 minutes" in text
@@ -109,7 +109,7 @@ def test_an_hour_is_no_longer_than_an_hour(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_days_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [Step("Read", "A", "a.md", 25), Step("Build", "B", "b.md#x", 30, "learnvllm check b")]
-    monkeypatch.setattr(day_plan, "steps", lambda day: plan)
+    monkeypatch.setattr(day_plan, "steps", lambda day, say: plan)
     lines = day_plan.day_table(SimpleNamespace(number=3), lambda path: path).splitlines()  # type: ignore[arg-type]
     assert lines[3] == "| Build | [B](b.md#x) | 30 | `learnvllm check b` |"
     assert lines[4] == "| | **All** | **55** | `learnvllm day 3` |"

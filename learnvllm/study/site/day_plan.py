@@ -9,6 +9,7 @@ from learnvllm.study.catalogue import Day, usable_exercises
 from learnvllm.study.quiz import load_quiz, quiz_path
 from learnvllm.study.site import pages
 from learnvllm.study.site.pages import Link
+from learnvllm.study.site.words import Say
 from learnvllm.study.tables import table
 
 
@@ -25,13 +26,16 @@ class Step:
     """The same in the terminal."""
 
 
-def steps(day: Day) -> list[Step]:
-    """Concepts, notebooks, exercises, then our code (with their solutions), vLLM's own, quiz."""
+def steps(day: Day, say: Say = str) -> list[Step]:
+    """Concepts, notebooks, exercises, then our code (with their solutions), vLLM's own, quiz.
+
+    Titles are as `say` has them; verbs are English.
+    """
     there = pages.topic_pages(day)
 
     def read(name: str) -> list[Step]:
         page = there.get(name)
-        return [Step("Read", pages.LABELS[name], page.path, page.minutes)] if page else []
+        return [Step("Read", say(pages.LABELS[name]), page.path, page.minutes)] if page else []
 
     run = [
         Step("Run", page.title, page.path, page.minutes, f"learnvllm notebook {day.number}")
@@ -43,7 +47,7 @@ def steps(day: Day) -> list[Step]:
         *_builds(day, there),
         *read("walkthrough"),
         *read("upstream"),
-        *_quiz(day),
+        *_quiz(day, say),
     ]
 
 
@@ -56,12 +60,13 @@ def _builds(day: Day, there: dict[str, pages.Page]) -> list[Step]:
     ]
 
 
-def _quiz(day: Day) -> list[Step]:
+def _quiz(day: Day, say: Say) -> list[Step]:
     if not quiz_path(day.number).is_file():
         return []
     questions = len(load_quiz(day.number).questions)  # a minute each
     command = f"learnvllm quiz {day.number}"
-    return [Step("Answer", f"Quiz, {questions} questions", f"topics/{day.topic}/quiz.md", questions, command)]
+    title = say("Quiz, {} questions").format(questions)
+    return [Step("Answer", title, f"topics/{day.topic}/quiz.md", questions, command)]
 
 
 def total_minutes(plan: Iterable[Step]) -> int:
@@ -69,15 +74,15 @@ def total_minutes(plan: Iterable[Step]) -> int:
     return sum(step.minutes for step in plan)
 
 
-def day_table(day: Day, link: Link) -> str:
+def day_table(day: Day, link: Link, say: Say = str) -> str:
     """The plan as Markdown."""
-    plan = steps(day)
+    plan = steps(day, say)
     rows = [
-        (step.verb, linked(step, link), step.minutes or "", f"`{step.command}`" if step.command else "")
+        (say(step.verb), linked(step, link), step.minutes or "", f"`{step.command}`" if step.command else "")
         for step in plan
     ]
-    total = ("", "**All**", f"**{total_minutes(plan)}**", f"`learnvllm day {day.number}`")
-    return table(("", "", "Minutes:", "In the terminal"), [*rows, total])
+    total = ("", say("**All**"), f"**{total_minutes(plan)}**", f"`learnvllm day {day.number}`")
+    return table(("", "", say("Minutes:"), say("In the terminal")), [*rows, total])
 
 
 def linked(step: Step, link: Link) -> str:

@@ -27,6 +27,7 @@ from learnvllm.study.site import (
     snippets,
     translation,
 )
+from learnvllm.study.site.words import SAY, Say
 
 _CODE = re.compile(r'^(?P<indent>[ \t]*)--8<-- "code:(?P<what>[^"]+)"[ \t]*$')
 _COMMENT = re.compile(r"^(?P<indent>[ \t]*)<!-- (?P<name>[a-z]+) -->[ \t]*$")
@@ -43,6 +44,10 @@ class Place:
     @property
     def language(self) -> str:
         return "zh" if self.page.startswith(translation.FOLDER) else "en"
+
+    @property
+    def say(self) -> Say:
+        return SAY[self.language]
 
     def link(self, target: str) -> str:
         """`target`, a path in the tree, as seen from this page."""
@@ -69,11 +74,11 @@ def _of_day(make: Callable[[Place, Day], str]) -> Callable[[Place], str]:
 
 
 GENERATORS: dict[str, Callable[[Place], str]] = {
-    "day": _of_day(lambda place, day: day_plan.day_table(day, place.link)),
-    "exercises": _of_day(lambda place, day: exercise_table.exercise_table(day, place.link)),
+    "day": _of_day(lambda place, day: day_plan.day_table(day, place.link, place.say)),
+    "exercises": _of_day(lambda place, day: exercise_table.exercise_table(day, place.link, place.say)),
     "quiz": _of_day(lambda place, day: quiz_html.quiz(day, place.link, place.language)),
-    "days": lambda place: routes.days_table(place.link),
-    "routes": lambda place: routes.routes(place.link),
+    "days": lambda place: routes.days_table(place.link, place.say),
+    "routes": lambda place: routes.routes(place.link, place.say),
 }
 """Comment -> what stands in its place."""
 

@@ -5,43 +5,58 @@ from __future__ import annotations
 from learnvllm.study.catalogue import Day, exercises_of, load_exercises
 from learnvllm.study.exercise import LEVELS, Exercise
 from learnvllm.study.site.pages import Link
+from learnvllm.study.site.words import Say
 from learnvllm.study.tables import table
 
 
-def exercise_table(day: Day, link: Link) -> str:
+def exercise_table(day: Day, link: Link, say: Say = str) -> str:
     """One row an exercise, then a section each."""
     exercises = exercises_of(day)
     if not exercises:
-        return "This day has no exercises yet."
+        return say("This day has no exercises yet.")
     rows = [
-        (number, f"[{e.title}](#{e.name})", e.level, e.minutes, e.points)
+        (number, f"[{e.title}](#{e.name})", say(e.level), e.minutes, e.points)
         for number, e in enumerate(exercises, 1)
     ]
-    total = ("", "All", "", sum(e.minutes for e in exercises), sum(e.points for e in exercises))
-    overview = table(("", "Exercise", "Level", "Minutes:", "Points:"), [*rows, total])
-    return "\n\n".join([overview, *(_section(exercise, link) for exercise in exercises)])
+    total = ("", say("All"), "", sum(e.minutes for e in exercises), sum(e.points for e in exercises))
+    head = ("", say("Exercise"), say("Level"), say("Minutes:"), say("Points:"))
+    sections = (_section(exercise, link, say) for exercise in exercises)
+    return "\n\n".join([table(head, [*rows, total]), *sections])
 
 
-def _section(exercise: Exercise, link: Link) -> str:
-    folder = f"exercises/{exercise.folder.parent.name}/{exercise.folder.name}"
-    parts = [
-        f"### {exercise.title} {{ #{exercise.name} }}",
-        exercise.summary.strip(),
-        f"- **Write** {_work(exercise)} in `{folder}/exercise.py`.\n"
-        f"- **Level**: {exercise.level} ({LEVELS[exercise.level]}), {exercise.minutes} minutes, "
-        f"{exercise.points} points, {len(exercise.hints)} hints."
-        + (f"\n- **Read first**: {_reading(exercise, link)}." if exercise.reading else "")
-        + (f"\n- **Do first**: {_before(exercise, link)}." if exercise.prerequisites else "")
-        + (f"\n- **Not needed**: {exercise.out_of_scope.strip()}" if exercise.out_of_scope else ""),
-        f"```bash\nlearnvllm check {exercise.id}      # grade it; --watch grades whenever the file is saved\n"
-        f"learnvllm hint {exercise.id}       # the next hint\n```",
+def _section(exercise: Exercise, link: Link, say: Say) -> str:
+    file = f"exercises/{exercise.folder.parent.name}/{exercise.folder.name}/exercise.py"
+    level, asked = say(exercise.level), say(LEVELS[exercise.level])
+    facts = [
+        say("- **Write** {} in `{}`.").format(_work(exercise, say), file),
+        say("- **Level**: {} ({}), {} minutes, {} points, {} hints.").format(
+            level, asked, exercise.minutes, exercise.points, len(exercise.hints)
+        ),
     ]
-    return "\n\n".join(parts)
+    if exercise.reading:
+        facts.append(say("- **Read first**: {}.").format(_reading(exercise, link)))
+    if exercise.prerequisites:
+        facts.append(say("- **Do first**: {}.").format(_before(exercise, link)))
+    if exercise.out_of_scope:
+        facts.append(say("- **Not needed**: {}").format(exercise.out_of_scope.strip()))
+    check, hint = f"learnvllm check {exercise.id}", f"learnvllm hint {exercise.id}"
+    commands = (
+        f"{check}      # {say('grade it; --watch grades whenever the file is saved')}",
+        f"{hint}       # {say('the next hint')}",
+    )
+    return "\n\n".join(
+        [
+            f"### {exercise.title} {{ #{exercise.name} }}",
+            exercise.summary.strip(),
+            "\n".join(facts),
+            "\n".join(("```bash", *commands, "```")),
+        ]
+    )
 
 
-def _work(exercise: Exercise) -> str:
+def _work(exercise: Exercise, say: Say) -> str:
     if exercise.bug is not None:
-        return f"the repair of `{'`, `'.join(exercise.symbols)}`"
+        return say("the repair of {}").format(", ".join(f"`{symbol}`" for symbol in exercise.symbols))
     return ", ".join(f"`{blank.member}`" for blank in exercise.blanks if not blank.omit)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import re
-from dataclasses import dataclass
 
 from markdown import markdown
 
@@ -16,33 +15,7 @@ from learnvllm.study.catalogue import Day
 from learnvllm.study.quiz import Question, Quiz, load_quiz, quiz_path
 from learnvllm.study.site.pages import Link
 from learnvllm.study.site.quiz_translation import load_translated
-
-
-@dataclass(frozen=True)
-class Words:
-    """What the page itself says. quiz_logic.js has the rest."""
-
-    quiz: str
-    answer: str
-    your_answer: str
-    several: str
-    right: str
-    wrong: str
-    read: str
-
-
-WORDS = {
-    "en": Words(
-        "Quiz",
-        "Answer",
-        "Your answer:",
-        "Any number of them may be right.",
-        "Right",
-        "Wrong",
-        "Read about it",
-    ),
-    "zh": Words("测验", "答案", "你的答案：", "正确的选项可能不止一个。", "正确", "错误", "阅读相关内容"),
-}
+from learnvllm.study.site.words import SAY, Say
 
 
 def quiz(day: Day, link: Link, language: str = "en") -> str:
@@ -51,8 +24,9 @@ def quiz(day: Day, link: Link, language: str = "en") -> str:
     Raises:
         StudyError: its YAML is wrong.
     """
+    say = SAY[language]
     if not quiz_path(day.number).is_file():
-        return "This day has no quiz yet."
+        return say("This day has no quiz yet.")
     translated = load_translated(day.number) if language == "zh" else None
     if translated is None:
         return _quiz(load_quiz(day.number), "en", link)
@@ -60,31 +34,29 @@ def quiz(day: Day, link: Link, language: str = "en") -> str:
 
 
 def _quiz(quiz: Quiz, language: str, link: Link) -> str:
-    words = WORDS[language]
-    label = f"{words.quiz}: {html.escape(quiz.title)}"
+    say = SAY[language]
+    label = f"{say('Quiz')}: {html.escape(quiz.title)}"
     head = f'<div class="quiz" data-day="{quiz.day}" lang="{language}" role="group" aria-label="{label}">'
-    questions = (
-        _question(number, question, words, link) for number, question in enumerate(quiz.questions, 1)
-    )
+    questions = (_question(number, question, say, link) for number, question in enumerate(quiz.questions, 1))
     return "\n".join([head, *questions, "</div>"])
 
 
-def _question(number: int, question: Question, words: Words, link: Link) -> str:
+def _question(number: int, question: Question, say: Say, link: Link) -> str:
     name = html.escape(question.id)
-    body = _number_input(question, words) if question.type == "number" else _choices(question, words)
-    read = _read(question.read, words, link)
+    body = _number_input(question, say) if question.type == "number" else _choices(question, say)
+    read = _read(question.read, say, link)
     return (
         f'<fieldset class="quiz-question" id="{name}" data-type="{question.type}">\n'
         f"<legend>{number}. {_inline(question.question)}</legend>\n{_rest(question.question)}{body}\n"
         f'<div class="quiz-feedback" role="status" aria-live="polite"></div>\n'
-        f'<details class="quiz-answer" data-search-exclude><summary>{words.answer}</summary>\n'
-        f"{_answer(question, words)}{read}</details>\n</fieldset>"
+        f'<details class="quiz-answer" data-search-exclude><summary>{say("The answer")}</summary>\n'
+        f"{_answer(question, say)}{read}</details>\n</fieldset>"
     )
 
 
-def _choices(question: Question, words: Words) -> str:
+def _choices(question: Question, say: Say) -> str:
     kind = "radio" if question.type == "choice" else "checkbox"
-    hint = "" if kind == "radio" else f'<p class="quiz-hint">{words.several}</p>\n'
+    hint = "" if kind == "radio" else f'<p class="quiz-hint">{say("Any number of them may be right.")}</p>\n'
     rows = [
         f'<label class="quiz-choice" data-correct="{str(choice.correct).lower()}">'
         f'<input type="{kind}" name="{html.escape(question.id)}" value="{number}">'
@@ -94,9 +66,9 @@ def _choices(question: Question, words: Words) -> str:
     return hint + "\n".join(rows)
 
 
-def _number_input(question: Question, words: Words) -> str:
+def _number_input(question: Question, say: Say) -> str:
     return (
-        f'<label class="quiz-number">{words.your_answer} '
+        f'<label class="quiz-number">{say("Your answer:")} '
         f'<input type="text" inputmode="decimal" autocomplete="off" '
         f'name="{html.escape(question.id)}" data-answer="{question.answer:g}" '
         f'data-tolerance="{question.tolerance:g}" data-unit="{html.escape(question.unit)}"> '
@@ -104,14 +76,14 @@ def _number_input(question: Question, words: Words) -> str:
     )
 
 
-def _answer(question: Question, words: Words) -> str:
+def _answer(question: Question, say: Say) -> str:
     """For readers without a script, and for those who give up."""
     if question.type == "number":
         unit = f" {html.escape(question.unit)}" if question.unit else ""
         explain = f'<div class="quiz-explanation">{_block(question.explain)}</div>'
         return f"<p><strong>{question.answer:g}{unit}</strong></p>\n{explain}\n"
     rows = [
-        f'<li data-choice="{number}"><strong>{words.right if choice.correct else words.wrong}</strong>: '
+        f'<li data-choice="{number}"><strong>{say("Right") if choice.correct else say("Wrong")}</strong>: '
         f"{_inline(choice.text)}"
         + (f' <div class="quiz-explanation">{_block(choice.explain)}</div>' if choice.explain else "")
         + "</li>"
@@ -120,12 +92,12 @@ def _answer(question: Question, words: Words) -> str:
     return "<ul>\n" + "\n".join(rows) + "\n</ul>\n"
 
 
-def _read(page: str, words: Words, link: Link) -> str:
+def _read(page: str, say: Say, link: Link) -> str:
     if not page:
         return ""
     path, _, anchor = page.partition("#")
     target = link(path).removesuffix(".md") + ".html" + (f"#{anchor}" if anchor else "")
-    return f'<p class="quiz-read"><a href="{html.escape(target)}">{words.read}</a></p>\n'
+    return f'<p class="quiz-read"><a href="{html.escape(target)}">{say("Read about it")}</a></p>\n'
 
 
 # ------------------------------------------------------------------------------------------------ Markdown
