@@ -20,6 +20,13 @@ from learnvllm.architecture.text import is_utf8
 SAMPLING_EPS = 1e-5
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 512
+MAX_ENTRIES = 512
+"""Of stop_token_ids and logit_bias. A request's parameters are checked and sent once for each of its prompts,
+and meanwhile everybody waits: the longest lists that one may send are what the others may wait for."""
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 64
+BAD_WORD_SPELLINGS = 2
+"""At the start of a text, and inside one."""
 MAX_N = 128
 MAX_INT = 2**31 - 1
 """Every whole number but the seed fits in the workers' int32 rows."""
@@ -89,6 +96,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def verify(self) -> SamplingParams:
         """Check every value; returns self so that calls chain."""
+        self._verify_lengths()  # first: the others look at every entry
         self._verify_types()
         self._verify_sizes()
         self._verify_choice()
@@ -111,6 +119,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                         value=token_id,
                     )
         return self
+
+    def _verify_lengths(self) -> None:
+        for name, limit in _MAX_ENTRIES.items():
+            value = getattr(self, name)
+            if isinstance(value, list | tuple | dict):
+                _require(len(value) <= limit, name, len(value), f"takes at most {limit} entries")
 
     def _verify_types(self) -> None:
         """A Struct checks no types when made in Python: bad_words="END" would be three letters."""
@@ -182,6 +196,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         )
         for word in self.bad_words:
             _require(bool(word), "bad_words", word, "strings must not be empty")
+            _require(
+                len(word) <= MAX_BAD_WORD_LENGTH,
+                "bad_words",
+                len(word),
+                f"strings may be {MAX_BAD_WORD_LENGTH} characters long",
+            )
         if self.max_tokens is not None:
             _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must be 0 or above")
@@ -207,6 +227,12 @@ _EMPTY = {
     "bad_words": list,
     "bad_words_token_ids": list,
     "logit_bias": dict,
+}
+_MAX_ENTRIES = {
+    "stop_token_ids": MAX_ENTRIES,
+    "logit_bias": MAX_ENTRIES,
+    "bad_words": MAX_BAD_WORDS,
+    "bad_words_token_ids": MAX_BAD_WORDS * BAD_WORD_SPELLINGS,
 }
 _PYTHON_NAMES = {"array": "list", "object": "dict", "null": "None"}
 

@@ -54,6 +54,8 @@ class InputProcessor:
         self._eos_token_ids = list(config.model_config.arch.eos_token_ids)
         if not self._eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
             self._eos_token_ids = [tokenizer.eos_token_id]
+        self._bad_words: tuple[tuple[str, ...], list[tuple[int, ...]]] = ((), [])
+        """The last ones, and their tokens."""
 
     def process_inputs(
         self,
@@ -179,20 +181,21 @@ class InputProcessor:
         return msgspec.structs.replace(
             params,
             max_tokens=max_tokens,
-            bad_words_token_ids=params.bad_words_token_ids + self._tokenize_bad_words(params.bad_words),
+            bad_words_token_ids=params.bad_words_token_ids
+            + self._tokenize_bad_words(tuple(params.bad_words)),
         )
 
-    def _tokenize_bad_words(self, words: list[str]) -> list[list[int]]:
+    def _tokenize_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
         """Each word as it is spelled at the start of a text and inside one (after a space)."""
-        sequences: list[list[int]] = []
-        for word in words:
-            assert self.tokenizer is not None
-            bare = self.tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
-            spaced = self.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-            for sequence in (bare, spaced):
-                if sequence and sequence not in sequences:
-                    sequences.append(sequence)
-        return sequences
+        if words != self._bad_words[0]:  # else the prompts of one request have them all
+            sequences: dict[tuple[int, ...], None] = {}
+            for word in words:
+                assert self.tokenizer is not None
+                for spelled in (word.lstrip() or word, " " + word.lstrip()):
+                    sequences[tuple(self.tokenizer.encode(spelled, add_special_tokens=False))] = None
+            sequences.pop((), None)
+            self._bad_words = words, list(sequences)
+        return [list(sequence) for sequence in self._bad_words[1]]
 
     # ---------------------------------------------------------------------------------- what comes with it
 

@@ -7,7 +7,9 @@ vllm/renderers/inputs/preprocess.py (prompt_to_seq).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
@@ -42,6 +44,11 @@ def shorten(value: Any, limit: int = 80) -> str:
     """repr(value), cut so that an error message stays readable."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """What was probably meant by `name`, if anything. A long name is no slip, and would take long."""
+    return get_close_matches(name, list(known), n=1, cutoff=cutoff) if len(name) <= 200 else []
 
 
 def _is_token_ids(value: Any) -> bool:

@@ -7,7 +7,6 @@ Upstream namesakes: vllm/entrypoints/openai/{completion,chat_completion}/protoco
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from learnvllm.serving.content import (
     MAX_PROMPTS,
     ChatMessage,
     check_unicode,
+    did_you_mean,
     parse_messages,
     parse_prompts,
     parse_stop,
@@ -59,7 +59,7 @@ class OpenAIBaseModel(BaseModel):
             elif name in NOT_SUPPORTED:
                 require_neutral(name, value)
             else:
-                guess = difflib.get_close_matches(str(_NEWER_NAMES.get(name, name)), [*cls.model_fields], n=1)
+                guess = did_you_mean(str(_NEWER_NAMES.get(name, name)), cls.model_fields)
                 hint = f" Did you mean {guess[0]!r}?" if guess else " Leave it out."
                 raise ValidationError(f"Unknown field {shorten(name)}.{hint}", parameter=name, value=value)
         return known

@@ -146,6 +146,17 @@ class Renderer:
             self._pool, self.encode, prompt, add_special_tokens
         )
 
+    async def decode_async(self, token_ids: list[int], parameter: str) -> str:
+        """Token ids to the text they spell, special tokens included.
+
+        Raises:
+            ValidationError: an id that the vocabulary does not have.
+        """
+        self.check_token_ids(token_ids, parameter)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, self.tokenizer.decode, token_ids, False
+        )
+
     def output_limit(self, prompt: RenderedPrompt, wanted: int | None, parameter: str) -> int:
         """Tokens the answer may have: `wanted`, or (None) whatever fits.
 

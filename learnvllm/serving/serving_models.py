@@ -5,10 +5,8 @@ Upstream namesake: vllm/entrypoints/openai/models/serving.py (OpenAIServingModel
 
 from __future__ import annotations
 
-import difflib
-
 from learnvllm.architecture.config import EngineConfig
-from learnvllm.serving.content import shorten
+from learnvllm.serving.content import did_you_mean, shorten
 from learnvllm.serving.errors import ModelNotFoundError
 from learnvllm.serving.responses import ModelCard, ModelList, now
 
@@ -39,7 +37,7 @@ class OpenAIServingModels:
         """
         if model is None or model == self.name:
             return
-        close = difflib.get_close_matches(model.lower(), [self.name.lower()], cutoff=0.5)
+        close = did_you_mean(model.lower(), [self.name.lower()], cutoff=0.5)
         hint = f" Did you mean {self.name!r}?" if close else f" This server has {self.name!r}."
         raise ModelNotFoundError(f"The model {shorten(model)} does not exist here.{hint}")
 

@@ -36,6 +36,4 @@ class ServingTokenization:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         self.models.check(request.model)
-        self.renderer.check_token_ids(request.tokens, parameter="tokens")
-        text = self.renderer.tokenizer.decode(request.tokens, skip_special_tokens=False)
-        return DetokenizeResponse(prompt=text)
+        return DetokenizeResponse(prompt=await self.renderer.decode_async(request.tokens, "tokens"))

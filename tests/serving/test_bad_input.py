@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from typing import Any
 
 import httpx
@@ -97,6 +98,34 @@ def test_what_is_long_is_not_echoed_whole(http: httpx.Client) -> None:
         refused(response, 404 if "model" in change else 400)
         assert len(response.content) < 1500
     refused(http.get(f"/{long[:5000]}"), 404)
+
+
+LONG_LISTS: list[dict[str, Any]] = [
+    {"stop_token_ids": [5] * 100_000},
+    {"bad_words": ["y"] * 100_000},
+    {"bad_words": ["y " * 1_000_000]},
+    {"logit_bias": {str(i): 1 for i in range(100_000)}},
+]
+
+
+@pytest.mark.parametrize("change", LONG_LISTS, ids=lambda change: next(iter(change))[:20])
+def test_one_request_does_not_keep_the_others_waiting(http: httpx.Client, change: dict[str, Any]) -> None:
+    body = {"prompt": ["a"] * 1000, "max_tokens": 1, **change}
+    began = time.monotonic()
+    assert http.post("/v1/completions", json=body).status_code == 400
+    assert time.monotonic() - began < 5  # looked at once a prompt, these take minutes
+
+
+def test_what_a_long_name_may_have_meant_is_not_searched_for(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(name: str, *args: Any, **kwargs: Any) -> list[str]:
+        assert len(name) < 1000  # a second, in which nobody else is served
+        return []
+
+    monkeypatch.setattr("learnvllm.serving.content.get_close_matches", search)
+    for change, status in (({"x" * 10_000: 1}, 400), ({"model": "x" * 10_000}, 404), ({"nope": 1}, 400)):
+        refused(post(http, {**COMPLETION, **change}), status)
 
 
 def test_a_newer_name_is_told_the_older_one(http: httpx.Client) -> None:
