@@ -64,6 +64,21 @@ def test_it_lasts_from_the_first_begin_to_the_last_end():
         expected=(0, 46_000),
         got=got,
     )
+    trace = to_chrome_trace(decoding([0, 1, 2, 3]))
+    for number, each in enumerate(decodes(trace)):
+        each["args"] |= {"cached": 4, "from": number}
+    (row,) = decodes(merge_decodes(trace))
+    got, expected = (
+        row["args"],
+        {"step": 0, "tokens": 4, "computed_before": 8, "cached": 4, "from": 0, "steps": 4},
+    )
+    assert got == expected, lesson(
+        "Of the args tokens is the sum, steps is how many there are, and all the rest is that of the first.",
+        case="four decodes, each with 4 cached tokens",
+        expected=expected,
+        got=got,
+        read="step-events",
+    )
 
 
 @pytest.mark.points(2)

@@ -69,6 +69,14 @@ def test_what_is_left_to_compute_counts_tokens_in_flight():
 
     def note(what):
         told.append((what, request.num_uncomputed_tokens))
+        got, expected = (request.num_tokens, request.num_output_tokens), (3, 0) if len(told) < 5 else (4, 1)
+        assert got == expected, lesson(
+            "(num_tokens, num_output_tokens): a token in flight is in neither, as nobody knows it yet.",
+            case="; ".join(what for what, _ in told),
+            expected=expected,
+            got=got,
+            read="two-counters",
+        )
 
     note("arrived with a prompt of 3")
     request.num_computed_tokens = 2
@@ -122,6 +130,15 @@ def test_nothing_of_a_message_is_lost_on_the_way_in():
             got=got,
             read="messages",
         )
+    salt = Request.from_engine_core_request(
+        EngineCoreRequest("r", [1], params, cache_salt=""), None
+    ).cache_salt
+    assert salt == "", lesson(
+        "An empty salt is a salt: who sends one shares with nobody who sends none.",
+        expected="",
+        got=salt,
+        read="messages",
+    )
 
 
 @pytest.mark.points(2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -136,6 +137,16 @@ def test_a_merged_output_says_what_the_newer_one_says() -> None:
         got=merged.prompt_logprobs,
         read=READ,
     )
+    plain = [output(replace(completion(i, 0, 1), logprobs=None)) for i in (1, 0, 1)]
+    merged = merge_outputs(merge_outputs(*plain[:2], delta=True), plain[2], delta=True)
+    got = [(c.index, c.text, c.logprobs) for c in merged.outputs]
+    assert got == [(0, "0.", None), (1, "0.0.", None)], lesson(
+        "(index, text, logprobs): completions stand in the order of their index, whoever came first; who "
+        "asked for no log-probabilities gets None, not an empty list of them.",
+        expected=[(0, "0.", None), (1, "0.0.", None)],
+        got=got,
+        read=READ,
+    )
     assert (old, new) == before, "merge_outputs returns a new output; somebody may still hold the old ones."
 
 
@@ -167,11 +178,14 @@ def test_an_error_displaces_outputs_and_stays(puts_before, puts_after) -> None:
     collector.put(EngineDeadError("the engine is gone"))
     for _ in range(puts_after):
         collector.put(engine.step(0, 1))
+    collector.put(ValueError("what came of the first error"))
     got = "nothing raised"
     try:
         got = f"returned {collector.get_nowait()}"
     except EngineDeadError:
         got = "EngineDeadError raised"
+    except ValueError:
+        got = "the second error raised; the first says why, and stays"
     assert got == "EngineDeadError raised", lesson(
         "An error reaches the client whatever came before or after it, and it is raised, not returned.",
         case=f"{puts_before} outputs, the error, {puts_after} outputs",

@@ -122,6 +122,14 @@ def test_a_character_begun_in_the_prompt_is_completed() -> None:
         got=got,
         read=READ,
     )
+    got = pieces(BYTES, ids_of(BYTES, "bcd"), [*ids_of(BYTES, "a"), first])
+    assert got == ["b", "c", "d", ""], lesson(
+        "A character that is never completed holds nothing back: what comes after it is text at once.",
+        case="the prompt ends with the first byte of 日, and b, c, d follow",
+        expected=["b", "c", "d", ""],
+        got=got,
+        read=READ,
+    )
 
 
 @pytest.mark.points(2)

@@ -122,6 +122,18 @@ def test_blocks_filled_by_tokens_in_flight_can_be_found_later():
         "filled had no hash when it was scheduled: it must be cached when the token arrives."
     )
     finish(sim, [])
+    sim = ahead(toy_config(block_size=4, enable_prefix_caching=True))
+    first = sim.add(Arrival("a", 0.0, make_prompt(3), 5))
+    sim.schedule()
+    sim.update()  # nothing else is in flight: the fourth token is known, and no step has computed it
+    second = sim.add(Arrival("b", 0.0, [*first.all_token_ids, 1], 1))
+    _, found = sim.scheduler.kv_cache_manager.get_computed_blocks(second)
+    assert found == 0, (
+        f"a knows 4 tokens and has computed {first.num_computed_tokens}; its block of 4 can be found already "
+        f"({found} tokens). Whoever finds it reads KV that nobody has written: what is computed counts, not "
+        "what is known."
+    )
+    finish(sim, [])
 
 
 @pytest.mark.points(1)

@@ -55,7 +55,7 @@ def test_the_last_in_line_gives_way():
 
 @pytest.mark.points(3)
 def test_who_gives_way_loses_its_blocks_and_keeps_its_tokens():
-    sim = simulation(Scheduler, toy_config(num_blocks=7, block_size=4))
+    sim = simulation(Scheduler, toy_config(num_blocks=7, block_size=4, log_stats=True))
     requests, _ = until_somebody_gives_way(sim, [request("a", 8), request("b", 8)])
     b = requests["b"]
     held = sim.scheduler.kv_cache_manager.has_blocks("b")
@@ -69,6 +69,11 @@ def test_who_gives_way_loses_its_blocks_and_keeps_its_tokens():
         f"b was sent {len(sim.tokens['b'])} output tokens and now has {b.num_tokens - 8}; "
         f"num_tokens_at_preemption is {b.num_tokens_at_preemption}. A preempted request loses work, not "
         "tokens: the client has seen them."
+    )
+    counted, events = sim.scheduler.make_stats().num_preemptions, [event.type.name for event in b.events]
+    assert (counted, events[-1:]) == (1, ["PREEMPTED"]), (
+        f"The statistics count {counted} preemptions in this step, and the last event of b is {events[-1:]}; "
+        "expected 1 and ['PREEMPTED']. Whoever runs the server sees in both that its pool is too small."
     )
     sim.update()
     finish(sim, [])
@@ -158,6 +163,11 @@ def test_a_token_in_flight_is_not_lost_when_its_request_gives_way():
         if b.num_preemptions:
             break
     assert b.num_preemptions, "b never gave way, though two growing requests share 6 blocks."
+    known = b.num_tokens + b.num_output_placeholders
+    assert b.num_tokens_at_preemption == known, (
+        f"b has {b.num_tokens} tokens and {b.num_output_placeholders} in flight, so {known} when it gave "
+        f"way; num_tokens_at_preemption is {b.num_tokens_at_preemption}. It tells whether b has got on since."
+    )
     finish(sim, [])
     for arrival in (request("a", 8), request("b", 8)):
         check_tokens(sim, arrival)

@@ -106,6 +106,8 @@ def test_a_threshold_bounds_what_one_prompt_takes():
         {"a": 6, "b": 4},
         "at most long_prefill_token_threshold of one prompt, and never above the budget.",
     )
+    steps = run(toy_config(max_num_batched_tokens=10, long_prefill_token_threshold=6), [request("a", 7, 1)])
+    expect([step.get("a") for step in steps[:2]], [6, 1], "7 is above the threshold of 6, if only by one.")
     config = toy_config(max_num_batched_tokens=8, long_prefill_token_threshold=100)
     steps = run(config, [request("a", 20, 1)])
     expect(
@@ -199,6 +201,17 @@ def test_a_prompt_that_uses_up_the_share_leaves_decodes_their_token():
         "each of them needs a token: 10 are left for p.",
     )
     sim.update()
+    finish(sim, [])
+    sim = simulation(Scheduler, toy_config(max_num_batched_tokens=3, prefill_tokens_per_decode=10))
+    for name in "abc":
+        sim.add(request(name, 1, 9))
+    sim.step()
+    expect(
+        sim.scheduler._get_prefill_budget(),
+        1,
+        "three decode and need the whole budget of 3; one is left for prompts all the same, or a prompt that "
+        "is served before them would never get on.",
+    )
     finish(sim, [])
 
 

@@ -112,6 +112,12 @@ def test_where_one_thing_ends_and_the_next_begins_counts():
                 [("kind", "1"), ("kind", "1")],
                 [("kind", "1kind1")],
                 [("kind1", "")],
+                [("kind", "x")],
+                [("kind", "X")],
+                [("kind", " x")],
+                [("kind", "?")],
+                [("kind", "\ud800")],  # JSON may bring half of a surrogate pair, which is no UTF-8
+                [("kind", "\ud801")],
                 [("a", "b"), ("c", "d")],
                 [("a", "bscsd")],
             )

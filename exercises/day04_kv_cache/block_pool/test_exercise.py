@@ -105,6 +105,7 @@ def test_a_shared_block_is_free_when_its_last_holder_leaves():
     assert pool.get_num_free_blocks() == 3
     with pytest.raises(RuntimeError):
         pool.free_blocks([block])
+    assert block.ref_count == 0, f"What is refused changes nothing: nobody holds it, not {block.ref_count}."
 
 
 @pytest.mark.points(2)
@@ -127,13 +128,17 @@ def test_what_was_unused_for_longest_is_evicted_first_and_blocks_without_a_name_
 @pytest.mark.points(1)
 def test_one_name_belongs_to_one_block_and_the_first_keeps_it():
     pool = BlockPool(4, True)
-    first, second = pool.get_new_blocks(2)
+    first, second, third = pool.get_new_blocks(3)
     pool.cache_full_blocks([first], [name_of("a")])
-    pool.cache_full_blocks([second], [name_of("a")])
+    pool.cache_full_blocks([second, third], [name_of("a"), name_of("c")])
     assert pool.get_cached_block(name_of("a")) is first, "Two blocks, one content: the first keeps the name."
     assert second.block_hash is None, (
         f"Block {second.block_id} offered a name that block {first.block_id} already has, so it stays "
         "anonymous. With the name on both, evicting one would delete the name of the other."
+    )
+    assert pool.get_cached_block(name_of("c")) is third, (
+        "Two requests began alike and part in the third block's content: that it comes behind a block whose "
+        "name was taken is no reason to leave it anonymous."
     )
     pool.free_blocks([second])
     assert pool.get_new_blocks(1) == [second]
@@ -179,6 +184,14 @@ def test_reset_forgets_everything_but_only_while_nothing_is_held():
     blocks = pool.get_new_blocks(2)
     pool.cache_full_blocks(blocks, [name_of("c"), name_of("d")])
     assert pool.get_cached_block(name_of("c")) is blocks[0], "After a reset the pool works as a new one."
+    two = BlockPool(3, True, num_groups=2)
+    held = two.get_new_blocks(2)
+    for group, block in enumerate(held):
+        two.cache_full_blocks([block], [name_of("a")], group)
+    two.free_blocks(held)
+    assert two.reset_prefix_cache() is True
+    left = [group for group in (0, 1) if two.get_cached_block(name_of("a"), group)]
+    assert not left, f"Reset forgets the names of every group; those of group {left} still lead somewhere."
 
 
 @pytest.mark.points(1)
@@ -192,6 +205,8 @@ def test_a_log_and_other_orders_of_eviction_are_told_what_happens():
     assert (a.reused, b.reused) == (True, False), (
         "touch() is a prefix hit: it marks the block as reused, for eviction orders that favour such content."
     )
+    pool.touch([a])
+    pool.free_blocks([a])  # somebody still holds it: not freed yet
     pool.free_blocks([a])
     assert pool.get_new_blocks(2) == [b, a], "With the segmented queue the block found again goes last."
     assert (pool.log.freed, pool.log.evicted) == (ids([a, b, a]), ids([b, a])), (

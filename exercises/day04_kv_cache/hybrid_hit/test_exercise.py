@@ -83,6 +83,7 @@ def test_a_shorter_prefix_of_a_windows_hit_may_be_no_hit():
 @pytest.mark.points(2)
 def test_agreement_may_take_several_rounds():
     check((5, 9), [{0, 1, 3, 5, 7}, {0, 1, 2, 3, 4, 6}], 4, 32)
+    check((9, 5, 5), [{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 2, 3, 5, 7}, {2, 3, 4, 6}], 4, 32)
     check((5, None, 9), [{1, 2, 5, 6}, {0, 1, 2, 3, 4, 5}, {0, 1, 2, 4, 5}], 4, 32)
 
 

@@ -98,18 +98,18 @@ class Batch:
 def test_keys_and_values_go_into_their_slots_and_nowhere_else():
     k_cache = torch.zeros(4, 2, 3, DIM)
     v_cache = torch.zeros_like(k_cache)
-    k, v = torch.randn(4, 2, DIM), torch.randn(4, 2, DIM)
-    reshape_and_cache(k, v, k_cache, v_cache, torch.tensor([3, 8, -1, 9]))
+    k, v = torch.randn(5, 2, DIM), torch.randn(5, 2, DIM)
+    reshape_and_cache(k, v, k_cache, v_cache, torch.tensor([3, 8, -1, 9, 0]))
     for name, cache, given_ in (("k", k_cache, k), ("v", v_cache, v)):
-        for token, (block, offset) in {0: (1, 0), 1: (2, 2), 3: (3, 0)}.items():
+        for token, (block, offset) in {0: (1, 0), 1: (2, 2), 3: (3, 0), 4: (0, 0)}.items():
             assert torch.equal(cache[block, :, offset], given_[token]), (
                 f"{name} of token {token}, slot {3 * block + offset}, belongs to block {block}, offset "
                 f"{offset} (blocks of 3): slot = block * block_size + offset. {READ}"
             )
         written = cache.abs().sum(dim=(1, 3)).nonzero().tolist()
-        assert written == [[1, 0], [2, 2], [3, 0]], (
-            f"Only (block, offset) [[1, 0], [2, 2], [3, 0]] may be written, {name} was written to {written}. "
-            "Slot -1 means: do not store this token."
+        assert written == [[0, 0], [1, 0], [2, 2], [3, 0]], (
+            f"Only (block, offset) [[0, 0], [1, 0], [2, 2], [3, 0]] may be written, {name} was written to "
+            f"{written}. Slot -1 means: do not store this token."
         )
     half = torch.zeros(2, 2, 3, DIM, dtype=torch.float16)
     reshape_and_cache(k[:1], v[:1], half, half.clone(), torch.tensor([4]))
@@ -210,4 +210,11 @@ def test_out_is_used_and_dtype_is_kept():
     assert batch.run().dtype == torch.float16, "The output has the dtype of q, though the sums are fp32."
     torch.testing.assert_close(
         batch.run(scale=0.0)[0, 0].float(), batch.values[0][0, :5].mean(0), atol=2e-3, rtol=0
+    )
+    batch.queries[0].fill_(100.0)
+    batch.k_cache.fill_(100.0)
+    got = batch.run(scale=1e-3)[0, 0].float()
+    assert torch.allclose(got, batch.values[0][0, :5].mean(0), atol=2e-3), (
+        f"q and k of 100 in fp16: {DIM} products of 10,000 add up to more than fp16 can hold (65,504), which "
+        f"makes inf and then NaN. Sums are fp32, before the scale makes them small; got {got.tolist()}."
     )

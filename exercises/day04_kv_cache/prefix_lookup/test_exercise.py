@@ -169,6 +169,11 @@ def test_reserved_blocks_bind_only_who_takes_blocks():
         "pool, so no reservation may stop it: otherwise it would be preempted for nothing."
     )
     assert got.is_empty, f"No block was added, so none is returned; got {got.get_block_ids()}."
+    found = hit(manager, make_request("b", range(9)))
+    assert found == 8, (
+        "The 8th token was to fill the second block, so from now on whoever begins with these 8 tokens finds "
+        f"them all; found were {found}. Blocks get their names whether or not one was added."
+    )
 
 
 @pytest.mark.points(1)

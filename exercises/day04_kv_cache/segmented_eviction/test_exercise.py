@@ -81,6 +81,9 @@ def test_protection_is_bounded_and_the_oldest_gets_one_more_chance():
     )
     queue.append(block(4))
     assert ids(queue) == [0, 1, 2, 3, 10, 4, 11, 12], "What comes later stands behind block 10 on probation."
+    for share, bound in ((0.25, 1), (0.75, 3), (1.0, 4)):
+        of_four = SegmentedFreeQueue([block(i) for i in range(4)], protected_share=share).max_protected
+        assert of_four == bound, f"A share of {share} of 4 blocks is {bound}, max_protected is {of_four}."
     none = SegmentedFreeQueue([block(0)], protected_share=0.0)
     none.append(block(1, reused=True))
     none.append(block(2))
