@@ -283,7 +283,7 @@ def test_the_command_prints_the_matrix(
     assert "7 of 7: architecture.tiny, mutant m4" in printed.err
     page = (tmp_path / "matrix.md").read_text("utf-8")
     assert "## Tiny { #architecture-tiny }" in page
-    assert "| m0 | wrong |  | ✗ |" in page
+    assert "| m0 | wrong | | ✗ |" in page
     assert "1. `test_exact`" in page
     assert dev.main(["check", "tiny", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
