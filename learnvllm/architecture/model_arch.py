@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.architecture.json_fields import Fields, read_json
@@ -101,6 +102,7 @@ class ModelArchitecture:
     def from_fields(cls, config: Fields, generation: Fields | None = None) -> ModelArchitecture:
         """As `from_directory`, from what the two files hold."""
         model_type = _model_type(config)
+        config = Fields({**_CLASS_DEFAULTS.get(model_type, {}), **config.values}, config.where)
         _refuse_unsupported(config)
         num_layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
         heads = config.integer("num_attention_heads")
@@ -136,6 +138,19 @@ class ModelArchitecture:
         )
         _check_heads(config, arch)
         return arch
+
+
+_CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen2": {"sliding_window": 4096},
+    "qwen3": {"sliding_window": 4096, "head_dim": 128},
+    "gemma3_text": {
+        "sliding_window": 4096,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}
+"""What a config.json means that does not name a field: transformers' defaults, where they differ by model."""
 
 
 def _model_type(config: Fields) -> str:
@@ -233,9 +248,12 @@ def _parse_rope(config: Fields, model_type: str) -> tuple[RopeConfig, RopeConfig
     gemma = model_type == "gemma3_text"
     theta = config.number("rope_theta", 1_000_000.0 if gemma else 10_000.0)
     local_theta = config.number("rope_local_base_freq", 10_000.0)
-    given = config.section("rope_parameters" if config.values.get("rope_parameters") else "rope_scaling")
-    if FULL_ATTENTION in given or SLIDING_ATTENTION in given:  # one set per layer type
-        full, local = given.section(FULL_ATTENTION), given.section(SLIDING_ATTENTION)
+    parameters, scaling = config.section("rope_parameters"), config.section("rope_scaling")
+    # Where both are there, the older is what somebody has added by hand, as models' cards tell one to.
+    given = scaling if scaling.values else parameters
+    if FULL_ATTENTION in parameters or SLIDING_ATTENTION in parameters:  # one set per layer type
+        full, local = parameters.section(FULL_ATTENTION), parameters.section(SLIDING_ATTENTION)
+        full = Fields({**full.values, **scaling.values}, config.where)
         return _one_rope(full, config, theta), _one_rope(local, config, local_theta)
     return _one_rope(given, config, theta), RopeConfig(theta=local_theta) if gemma else None
 

@@ -45,6 +45,42 @@ def test_defaults_follow_transformers(tmp_path: Path) -> None:
     assert parse(tmp_path, without_kv).num_kv_heads == 4
 
 
+SPARSE = {k: v for k, v in LLAMA.items() if k not in ("num_key_value_heads", "rms_norm_eps")}
+UNSAID = ("head_dim", "rms_norm_eps", "tie_word_embeddings", "sliding_window", "query_pre_attn_scalar")
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize("more", [{}, {"use_sliding_window": True}], ids=["bare", "window"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma3_text"])
+def test_what_is_not_said_is_what_transformers_takes(
+    model_type: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    arch = parse(tmp_path, SPARSE, model_type=model_type, num_key_value_heads=2, **more)
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    for name in UNSAID:
+        if (value := getattr(theirs, name, None)) is not None:
+            assert getattr(arch, name) == value, name
+    assert arch.hidden_act == getattr(theirs, "hidden_activation", getattr(theirs, "hidden_act", None))
+    assert list(arch.layer_types) == getattr(theirs, "layer_types", [FULL_ATTENTION] * 3)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text"])
+def test_a_rope_scaling_that_was_added_by_hand_counts(model_type: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    is_nested = model_type == "gemma3_text"
+    parameters = {FULL_ATTENTION: rope, SLIDING_ATTENTION: rope} if is_nested else rope
+    arch = parse(tmp_path, LLAMA, model_type=model_type, rope_parameters=parameters, rope_scaling=LINEAR)
+    theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    theirs = theirs[FULL_ATTENTION] if is_nested else theirs
+    assert (arch.rope.rope_type, arch.rope.factor) == ("linear", 2.0)
+    assert arch.rope.theta == theirs["rope_theta"]
+    assert arch.rope_local == (RopeConfig(theta=500.0) if is_nested else None)
+
+
 def test_qwen2_has_biases_on_q_k_v_only(tmp_path: Path) -> None:
     arch = parse(tmp_path, QWEN2)
     assert (arch.attention_bias, arch.attention_out_bias) == (True, False)
