@@ -105,7 +105,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         return self
 
     def verify_token_ids(self, vocab_size: int) -> SamplingParams:
-        """Check the token ids in it against a model's vocabulary; returns self."""
+        """Check the token ids in it, and how many are asked for, against a model's vocabulary."""
+        for name in ("logprobs", "prompt_logprobs"):
+            rule = f"must be at most {vocab_size}: this model has no more tokens"
+            _require((getattr(self, name) or 0) <= vocab_size, name, getattr(self, name), rule)
         for name, ids in (
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),

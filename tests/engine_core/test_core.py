@@ -152,6 +152,8 @@ def test_bad_requests_are_refused_and_hurt_nobody(make_core) -> None:
         request("no-max-tokens", [5], max_tokens=None),
         request("int32", [5], top_k=2**40),
         request("stop", [5], stop_token_ids=[VOCAB_SIZE]),
+        request("logprobs", [5], logprobs=VOCAB_SIZE + 1),
+        request("prompt-logprobs", [5], prompt_logprobs=VOCAB_SIZE + 1),
         EngineCoreRequest("eos", [5], SamplingParams(), [VOCAB_SIZE]),
     ):
         with pytest.raises(ValidationError):
