@@ -63,7 +63,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _told(error: BaseException, subject: Path) -> str:
     name = type(error).__name__
-    text = str(error).strip()
+    text = text_of(error)
     if isinstance(error, AssertionError):
         # A message that the grader wrote says it all; pytest's "assert 3 == 0" below it would only repeat it.
         said = text.partition("\nassert ")[0] or "an assertion of the grader does not hold"
@@ -79,6 +79,14 @@ def _where(error: BaseException, subject: Path) -> str:
     """The deepest line of the learner's file that was running."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == subject]
     return f" (line {frames[-1].lineno} of {subject.name}, in {frames[-1].name})" if frames else ""
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says. One of the learner's own may fail at that, too, or say very much."""
+    try:
+        return cut(str(error).strip())
+    except Exception as broken:
+        return f"(its __str__ raised {type(broken).__name__})"
 
 
 def cut(text: str, kept: int = KEPT_MESSAGE) -> str:

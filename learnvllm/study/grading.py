@@ -6,7 +6,6 @@ at all: the report names each of these, and none reaches whoever asked. As JSON 
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import sys
@@ -23,6 +22,7 @@ from learnvllm.study.bounded_process import Ending
 from learnvllm.study.exercise import Exercise, StudyError, file_hash
 from learnvllm.study.failures import cut, todo_members
 from learnvllm.study.grader_events import Events, last_line, read_events
+from learnvllm.study.subject import SourceError, parse_source
 
 EXERCISM = {
     "passed": "pass",
@@ -187,8 +187,8 @@ def _report(
 def _still_todo(path: Path) -> tuple[str, ...]:
     try:
         # A pipe, say, would be waited for.
-        return tuple(todo_members(ast.parse(path.read_bytes()))) if path.is_file() else ()
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # `problem` says what is wrong
+        return tuple(todo_members(parse_source(path))) if path.is_file() else ()
+    except SourceError:  # `problem` says what is wrong
         return ()
 
 

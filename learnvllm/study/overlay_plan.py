@@ -14,7 +14,7 @@ from functools import cache
 from learnvllm.study.exercise import Exercise, StudyError, read_bytes
 from learnvllm.study.failures import todo_members
 from learnvllm.study.sources import reference_path
-from learnvllm.study.subject import describe
+from learnvllm.study.subject import SourceError, parse_source
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = FunctionNode | ast.ClassDef
@@ -97,14 +97,11 @@ def _parse(exercise: Exercise) -> ast.Module:
     if not path.is_file():
         raise StudyError(f"{path} is not there. `learnvllm reset {exercise.id}` brings the starter back.")
     try:
-        return ast.parse(read_bytes(path), str(path))
-    except SyntaxError as error:
+        return parse_source(path)
+    except SourceError as error:
         raise StudyError(
-            f"{exercise.id}: exercise.py cannot be used: {describe(error, path)}. "
-            f"`learnvllm check {exercise.id}` says more."
+            f"{exercise.id}: exercise.py cannot be used: {error}. `learnvllm check {exercise.id}` says more."
         ) from None
-    except ValueError as error:
-        raise StudyError(f"{exercise.id}: exercise.py is no Python source: {error}.") from None
 
 
 @cache

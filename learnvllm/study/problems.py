@@ -14,7 +14,7 @@ from learnvllm.study import proof
 from learnvllm.study.bounded_process import MEMORY_LIMIT, Ending
 from learnvllm.study.exercise import EXERCISES_PACKAGE, Exercise
 from learnvllm.study.grader_events import Events
-from learnvllm.study.subject import SubjectError, describe
+from learnvllm.study.subject import SourceError, SubjectError, parse_source
 
 BROKE_DOWN = "The grader broke down"
 """Begins the problem that is pytest's, whatever the file under grading did."""
@@ -24,11 +24,32 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def before_run(exercise: Exercise, path: Path) -> str | None:
     """What can be seen of the files themselves."""
-    if problem := of_files(exercise, path) or of_syntax(path) or of_targets(exercise, path):
+    if problem := of_files(exercise, path):
+        return problem
+    try:
+        tree = parse_source(path)
+    except SourceError as error:
+        return _of_source(path, error)
+    if problem := of_targets(exercise, path, tree):
         return problem
     if problem := of_syntax(exercise.test_path):
         return f"{problem.rstrip('.')}. `git checkout -- {exercise.test_path}` brings back the original."
     return None
+
+
+def of_syntax(path: Path) -> str | None:
+    try:
+        parse_source(path)
+    except SourceError as error:
+        return _of_source(path, error)
+    return None
+
+
+def _of_source(path: Path, error: SourceError) -> str:
+    said = str(error)
+    if said.startswith("it "):
+        return f"{path.name} {said.removeprefix('it ')}."
+    return f"{path.name}{', ' if said.startswith('line ') else ': '}{said}"  # ends with a line of code
 
 
 def of_files(exercise: Exercise, path: Path) -> str | None:
@@ -53,9 +74,8 @@ def _kind(path: Path) -> str:
     return "a pipe, a socket or a device"
 
 
-def of_targets(exercise: Exercise, path: Path) -> str | None:
+def of_targets(exercise: Exercise, path: Path, tree: ast.Module) -> str | None:
     """A target that is imported is the reference's: all would pass with nothing written."""
-    tree = ast.parse(path.read_bytes())
     defined = {node.name for node in tree.body if isinstance(node, Definition)}
     imported = {
         alias.asname or alias.name
@@ -69,18 +89,6 @@ def of_targets(exercise: Exercise, path: Path) -> str | None:
                 f"{path.name} imports the reference's {symbol} instead of defining it. "
                 f"`learnvllm reset {exercise.id}` brings the starter back (yours is kept)."
             )
-    return None
-
-
-def of_syntax(path: Path) -> str | None:
-    try:
-        ast.parse(path.read_bytes(), str(path))
-    except SyntaxError as error:
-        return f"{path.name}{', ' if error.lineno else ': '}{describe(error, path)}"
-    except (ValueError, RecursionError, MemoryError) as error:
-        return f"{path.name} is no Python source: {error or type(error).__name__}."
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror}."
     return None
 
 

@@ -6,6 +6,7 @@ reference and every mutant, and each runs under the same module name.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import traceback
@@ -14,6 +15,14 @@ from types import ModuleType
 
 from learnvllm.architecture import envs
 from learnvllm.study.exercise import module_name
+from learnvllm.study.failures import text_of
+
+SOURCE_LIMIT = 1_000_000
+"""Bytes. A syntax tree takes hundreds of times as much memory, and nobody writes so long a file."""
+
+
+class SourceError(Exception):
+    """A file is no Python that we can read. The message says why, with the line where there is one."""
 
 
 class SubjectError(Exception):
@@ -46,6 +55,26 @@ def load_subject(test_file: str) -> ModuleType:
     return module
 
 
+def parse_source(path: Path) -> ast.Module:
+    """The syntax tree of a file that a learner may have written.
+
+    Raises:
+        SourceError: there is none to be had, for whatever reason.
+    """
+    try:
+        if (size := path.stat().st_size) > SOURCE_LIMIT:
+            raise SourceError(f"it has {size:,} bytes; up to {SOURCE_LIMIT:,} are read")
+        return ast.parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise SourceError(f"it cannot be read: {error.strerror}") from None
+    except SyntaxError as error:
+        raise SourceError(describe(error, path)) from None
+    except (RecursionError, MemoryError):  # a formula of a thousand brackets
+        raise SourceError("it is nested too deeply") from None
+    except ValueError as error:
+        raise SourceError(f"it is no Python source: {error}") from None
+
+
 def describe(error: BaseException, path: Path) -> str:
     """What an exception says, with the line of `path` where it came from."""
     if isinstance(error, SyntaxError):
@@ -55,7 +84,7 @@ def describe(error: BaseException, path: Path) -> str:
     if isinstance(error, SystemExit):
         said = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     else:
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        said = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path
     ]

@@ -163,6 +163,6 @@ def _propose(exercise: Exercise, text: str) -> Path:
 def _parses(text: str) -> bool:
     try:
         ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

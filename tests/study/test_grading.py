@@ -31,6 +31,11 @@ def solved(exercise: Exercise, before_removal: str = "", at_the_end: str = "") -
     return exercise.path
 
 
+MUTE = (
+    "\n\nclass Mute(Exception):\n    def __str__(self):\n        return 1 / 0\n\n    __repr__ = __str__\n\n\n"
+)
+
+
 def outcomes(report: GradeReport) -> set[str]:
     return {test.outcome for test in report.tests}
 
@@ -91,6 +96,16 @@ def test_an_error_is_told_with_the_line_of_the_learner(free_queue: Exercise) -> 
     assert "of exercise.py, in remove)" in failed.message
 
 
+def test_an_error_that_cannot_say_what_it_is_does_not_break_the_grader(free_queue: Exercise) -> None:
+    solved(free_queue, "raise Mute", at_the_end=MUTE)
+    failed = next(test for test in grade(free_queue).tests if test.outcome == "failed")
+    assert failed.message.startswith("Mute: (its __str__ raised ZeroDivisionError) (line ")
+    solved(free_queue, at_the_end=f"{MUTE}raise Mute\n")
+    assert "cannot be imported: Mute: (its __str__ raised ZeroDivisionError) (line" in str(
+        grade(free_queue).problem
+    )
+
+
 # ------------------------------------------------------------------------------------------------ bad input
 
 
@@ -100,6 +115,12 @@ def test_an_error_is_told_with_the_line_of_the_learner(free_queue: Exercise) -> 
         (b"class FreeKVCacheBlockQueue:\n    def f(self\n", r"exercise.py, line 2: .*: def f\(self"),
         (b"x = 1\0\n", "exercise.py: .*null bytes"),
         (b"x = '\xff'\n", "exercise.py.*utf-8"),
+        (b"x = " + b"+".join([b"1"] * 100_000), "^exercise.py is nested too deeply.$"),
+        (b"-" * 200_000 + b"1\n", "^exercise.py is nested too deeply.$"),
+        (
+            b"x = [" + b"1," * 5_000_000 + b"]",
+            "^exercise.py has 10,000,006 bytes; up to 1,000,000 are read",
+        ),
         (b"", "exercise.py does not define FreeKVCacheBlockQueue: was it renamed or deleted"),
         (b"import sys\nsys.exit(3)\n", r"exercise.py cannot be imported: it calls sys.exit\(3\) \(line 2\)"),
         (b"\n\nnothing\n", r"cannot be imported: NameError: name 'nothing' is not defined \(line 3\)"),

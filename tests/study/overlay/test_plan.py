@@ -70,6 +70,12 @@ def test_no_source_at_all_is_named_without_a_line(learner: Learner) -> None:
         make_plan(exercise)
 
 
+def test_what_cannot_be_parsed_at_all_is_named(learner: Learner) -> None:
+    exercise = learner.write("token_budget", "x = " + "+".join(["1"] * 100_000))
+    with pytest.raises(StudyError, match=r"exercise.py cannot be used: it is nested too deeply\."):
+        make_plan(exercise)
+
+
 def test_a_target_that_the_reference_lacks_is_named(learner: Learner) -> None:
     exercise = replace(learner.solve("token_budget"), targets=("learnvllm.scheduling.scheduler:Gone",))
     with pytest.raises(StudyError, match=r"learnvllm.scheduling.scheduler defines no class or function Gone"):
