@@ -25,7 +25,7 @@ help:  ## This list
 	    END { print "\n  Arguments go through ARGS:  make serve ARGS=\"--port 9000\"    make test ARGS=\"tests/scheduling -k preempt\""; \
 	          print "  Another Python:             make serve PYTHON=python3.12" }' Makefile || :  # the reader may have gone: make help | head
 
-setup:  ## Only set up: .venv with everything, and the embedded model
+setup:  ## Only set up: .venv with all but Jupyter Lab, and the embedded model
 	@$(SETUP) --extras dev --model
 
 serve:  ## Serve the embedded model on http://127.0.0.1:8000

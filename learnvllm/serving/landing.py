@@ -19,7 +19,8 @@ from learnvllm.serving.serving_models import OpenAIServingModels
 
 _CURL = """\
 curl {base}/v1/chat/completions -H "Content-Type: application/json" \\
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
+  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}],
+       "max_tokens": 100, "temperature": 0.2, "stream": true}}'"""
 
 _SDK = """\
 from openai import OpenAI
@@ -28,6 +29,8 @@ client = OpenAI(base_url="{base}/v1", api_key="-")
 stream = client.chat.completions.create(
     model="{model}",
     messages=[{{"role": "user", "content": "Why is the sky blue?"}}],
+    max_tokens=100,
+    temperature=0.2,
     stream=True,
 )
 for chunk in stream:

@@ -243,9 +243,11 @@ def _was_written(report: GradeReport) -> bool:
 
 
 def record_hint(exercise: Exercise) -> int:
-    """One more of its hints is shown; returns how many are."""
+    """One more of its hints is shown; returns how many are. Once it has passed all are, and none counts."""
     with changing_progress() as progress:
         record = progress.of(exercise.id)
+        if record.passed:
+            return len(exercise.hints)
         record.hints = max(record.hints, min(record.hints + 1, len(exercise.hints)))
         return record.hints
 

@@ -240,6 +240,9 @@ def test_health_version_metrics(http: httpx.Client) -> None:
 def test_the_landing_page_is_text_for_terminals_and_a_page_for_browsers(http: httpx.Client) -> None:
     text = http.get("/").text
     assert "curl http" in text
+    assert '"max_tokens": 100, "temperature": 0.2, "stream": true}' in text, (
+        "a small model at 1 talks nonsense"
+    )
     assert "from openai import OpenAI" in text
     page = http.get("/", headers={"Accept": "text/html"})
     assert page.headers["content-type"].startswith("text/html")

@@ -67,8 +67,8 @@ class Request:
 
     @classmethod
     def from_engine_core_request(cls, r: EngineCoreRequest, block_hasher: BlockHasher | None) -> Request:
-        # TODO: Everything the message says, and the hasher, to the constructor. The ids that end a sequence
-        # become a tuple.
+        # TODO: Every field of the message (EngineCoreRequest, learnvllm/architecture/messages.py), and the
+        # hasher, to the constructor. The ids that end a sequence become a tuple.
         raise NotImplementedError("TODO: Request.from_engine_core_request")
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -185,7 +186,10 @@ def run_notebook(args: argparse.Namespace) -> int:
     if args.no_open:
         return 0
     to_notebook.need_jupyter_lab()
-    return subprocess.call([sys.executable, "-m", "jupyterlab", str(made[0].path)])
+    command = [sys.executable, "-m", "jupyterlab", str(made[0].path)]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:  # as in most containers; Jupyter refuses without
+        command.append("--allow-root")
+    return subprocess.call(command)
 
 
 def configure_study(parser: argparse.ArgumentParser) -> None:

@@ -25,23 +25,31 @@ def run_hint(args: argparse.Namespace) -> int:
     exercise = find_exercise(args.exercise) if args.exercise else next_exercise()
     if exercise is None:
         raise StudyError("Every exercise has passed: name one to see its hints.")
-    before = progress.load_progress().of(exercise.id).hints
+    record = progress.load_progress().of(exercise.id)
+    before = record.hints
     count = before if args.again else progress.record_hint(exercise)
-    shown = exercise.hints[:count]
     if args.json:
-        print_json({"id": exercise.id, "hints": list(shown), "of": len(exercise.hints)})
+        print_json({"id": exercise.id, "hints": list(exercise.hints[:count]), "of": len(exercise.hints)})
         return 0
     out = console()
-    if not shown:
-        out.print(f"No hint was shown yet. [cmd]learnvllm hint {exercise.name}[/] shows the first.")
-    for number, hint in enumerate(shown, 1):
+    first = 0 if args.again or record.passed else before
+    for number, hint in enumerate(exercise.hints[first:count], first + 1):
         out.print(f"[head]Hint {number} of {len(exercise.hints)}[/] [faint]({exercise.id})[/]")
-        print_markdown(out, hint, faint=number < count)
+        print_markdown(out, hint)
         out.print()
-    if not args.again and before >= len(exercise.hints):
-        solution = f"learnvllm solution {exercise.name} --give-up"
-        out.print(f"There are no more. If you are stuck: [cmd]{solution}[/] (it is recorded).")
+    out.print(_about_more_hints(exercise, first, count), soft_wrap=True)
     return 0
+
+
+def _about_more_hints(exercise: Exercise, first: int, count: int) -> str:
+    """What the reader of hints `first` to `count` may want next."""
+    again = f"[cmd]learnvllm hint {exercise.name} --again[/]"
+    if count == 0:
+        return f"No hint was shown yet. [cmd]learnvllm hint {exercise.name}[/] shows the first."
+    if first == count:
+        solution = f"[cmd]learnvllm solution {exercise.name} --give-up[/]"
+        return f"There are no more; {again} shows them. If you are stuck: {solution} (it is recorded)."
+    return f"[faint]Those before it: {again}[/]" if first else ""
 
 
 # -------------------------------------------------------------------------------------------------- solution
@@ -79,9 +87,12 @@ def reveal(exercise: Exercise, *, give_up: bool) -> str:
     record = progress.load_progress().of(exercise.id)
     if not record.passed and not record.gave_up:
         if not give_up:
+            more = (
+                f" One more: `learnvllm hint {exercise.name}`." if record.hints < len(exercise.hints) else ""
+            )
             raise StudyError(
-                f"{exercise.id} has not passed yet, {record.hints} of {len(exercise.hints)} hints shown. "
-                f"One more: `learnvllm hint {exercise.name}`. --give-up shows the solution, and is recorded."
+                f"{exercise.id} has not passed yet, {record.hints} of {len(exercise.hints)} hints shown.{more} "
+                "--give-up shows the solution, and is recorded."
             )
         progress.record_giving_up(exercise.id)
     starter, solution = (

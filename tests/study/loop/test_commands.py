@@ -200,6 +200,28 @@ def test_hints_come_one_by_one_and_are_counted(tiny: Exercise, shell: Shell) -> 
     assert shell("hint tiny") == 0
     assert "There are no more" in shell.out
     assert progress.load_progress().of(tiny.id).hints == 3
+    assert shell("solution tiny") == 2
+    assert "One more" not in shell.err
+
+
+def test_a_hint_is_the_next_one_alone(tiny: Exercise, shell: Shell) -> None:
+    assert shell("hint tiny") == 0
+    assert "Hint 1 of 3" in shell.out
+    assert "--again" not in shell.out
+    assert shell("hint tiny") == 0
+    assert "Hint 2 of 3" in shell.out
+    assert "Hint 1 of 3" not in shell.out
+    assert "Those before it: learnvllm hint tiny --again" in shell.out
+    assert shell("solution tiny") == 2
+    assert "2 of 3 hints shown. One more: `learnvllm hint tiny`." in shell.err
+
+
+def test_hints_after_passing_are_not_counted(tiny: Exercise, shell: Shell) -> None:
+    with progress.changing_progress() as state:
+        state.of(tiny.id).hints, state.of(tiny.id).passed = 1, "2026-11-30T12:00:00"
+    assert shell("hint tiny") == 0
+    assert all(f"Hint {number} of 3" in shell.out for number in (1, 2, 3))
+    assert progress.load_progress().of(tiny.id).hints == 1
 
 
 def test_giving_up_is_recorded_once_and_shows_the_solution(tiny: Exercise, shell: Shell) -> None:
