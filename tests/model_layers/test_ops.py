@@ -393,6 +393,33 @@ def test_compiling_is_announced_the_first_time(prepare_cache, tmp_path, caplog) 
     assert not caplog.text
 
 
+def double(args) -> None:
+    x = jit.f32(args[0])
+    x[0] *= 2
+
+
+@pytest.mark.parametrize("fault", ["full", "garbled"])
+def test_a_cache_that_fails_later_is_done_without(
+    prepare_cache, tmp_path, monkeypatch, caplog, fault: str
+) -> None:
+    def save(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    assert prepare_cache(tmp_path)
+    monkeypatch.setattr(jit, "_broken_caches", [])
+    if fault == "full":
+        monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", save)
+    else:
+        jit.kernel("q")(double)
+        (index,) = tmp_path.rglob("*.nbi")
+        index.write_bytes(index.read_bytes()[:-9])
+    for _ in range(2):
+        values = torch.ones(1)
+        jit.kernel("q")(double)(1, values.data_ptr())
+        assert values.item() == 2
+    assert caplog.text.count("cannot be kept") == 1
+
+
 def test_kernels_that_cannot_be_kept_are_compiled_all_the_same_with_a_warning(
     prepare_cache, tmp_path, caplog
 ) -> None:

