@@ -87,12 +87,11 @@ def reveal(exercise: Exercise, *, give_up: bool) -> str:
     record = progress.load_progress().of(exercise.id)
     if not record.passed and not record.gave_up:
         if not give_up:
-            more = (
-                f" One more: `learnvllm hint {exercise.name}`." if record.hints < len(exercise.hints) else ""
-            )
+            hints = f"{record.hints} of {len(exercise.hints)} hints shown"
+            if record.hints < len(exercise.hints):
+                hints += f" (one more: `learnvllm hint {exercise.name}`)"
             raise StudyError(
-                f"{exercise.id} has not passed yet, {record.hints} of {len(exercise.hints)} hints shown.{more} "
-                "--give-up shows the solution, and is recorded."
+                f"{exercise.id} has not passed yet, {hints}. --give-up shows the solution, and is recorded."
             )
         progress.record_giving_up(exercise.id)
     starter, solution = (
