@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn
 
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.serving.options import ServeOptions
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LAST_PORT = 65535
 ENGINE_POLL_S = 0.2
 ERRORS_TIMEOUT_S = 5.0
 """How long the errors of waiting clients may take to be sent."""
@@ -61,9 +62,10 @@ def _port_error(host: str, port: int, error: Exception) -> ConfigError:
 
     reason = getattr(error, "errno", None)
     if reason == errno.EADDRINUSE:
+        flag = f"--port {port + 1 if port < LAST_PORT else port - 1}"
         text = (
-            f"Port {port} on {host} is already in use. Stop the other server, or choose another port: "
-            f"--port {port + 1}."
+            f"Port {port} on {host} is already in use. Stop the other server, or choose another port: {flag} "
+            f'(through make: make serve ARGS="{flag}").'
         )
     elif reason == errno.EACCES:
         text = f"Port {port} on {host} is not allowed for this user. Choose one from 1024 on, with --port."
@@ -91,7 +93,10 @@ def serve(
 
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(_run(options, build_engine, sock))
+        code = runner.run(_run(options, build_engine, sock))
+    if code == 0:  # told to: of anything else the log has spoken
+        _say("Stopped.")
+    return code
 
 
 async def _run(
@@ -210,6 +215,8 @@ async def _drained(state: ServerState, died: asyncio.Task[None], timeout: float)
             f"Shutting down: waiting up to {timeout:g} s for {state.in_flight} running request(s). "
             "Press Ctrl-C again to stop at once."
         )
+    else:
+        _say("Shutting down: no request is running.")
     idle = asyncio.create_task(state.idle.wait())
     await asyncio.wait((idle, died), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     idle.cancel()
@@ -241,6 +248,8 @@ class Signals:
         self._serving = True
 
     def _handle(self, number: int) -> None:
+        if number == signal.SIGINT and sys.stderr is not None and sys.stderr.isatty():
+            _say("")  # the terminal has just written ^C
         if self._serving and not self.received.is_set():
             self.received.set()
         else:
@@ -251,7 +260,7 @@ def exit_at_once(code: int) -> NoReturn:
     """End this process and those it started, whatever they are doing."""
     for child in multiprocessing.active_children():
         child.kill()
-    sys.stdout.flush()
+    _say("Stopped at once.")
     os._exit(code)
 
 
@@ -270,7 +279,7 @@ def print_banner(options: ServeOptions, engine: EngineClient, sock: socket.socke
     curl = curl_example(url, name)
     if options.api_keys:
         curl = curl.replace(" -d ", ' -H "Authorization: Bearer $LEARNVLLM_API_KEY" \\\n  -d ')
-    _say(
+    print(
         f"""
 learnvllm {__version__} serves {name} (up to {engine.config.max_model_len} tokens); ready in {seconds:.1f} s
 
@@ -280,9 +289,11 @@ learnvllm {__version__} serves {name} (up to {engine.config.max_model_len} token
 
 {curl}
 """,
-        sys.stdout,
+        flush=True,
     )
 
 
-def _say(text: str, stream: TextIO | None = None) -> None:
-    print(text, file=stream or sys.stderr, flush=True)
+def _say(text: str) -> None:
+    """A line for the person at the terminal; that may be gone by now, which must not hold up the end."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -91,6 +92,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Pat
         assert answer.text.count("data: ") == 31  # every token, and [DONE]
         assert answer.text.endswith("data: [DONE]\n\n")
         assert "waiting up to 30 s for 1 running request" in server.output()
+        assert server.output().endswith("Stopped.\n")
 
 
 def test_what_takes_longer_than_the_shutdown_timeout_is_cut_off(tmp_path: Path) -> None:
@@ -159,6 +161,7 @@ def test_ctrl_c_drains_too_and_a_second_one_ends_it_at_once(tmp_path: Path) -> N
         server.process.send_signal(signal.SIGINT)
         assert server.wait(5) == 130
         answer.join()
+        assert server.output().endswith("Stopped at once.\n")
 
 
 def test_an_idle_server_says_where_to_go_and_leaves_quietly(tmp_path: Path) -> None:
@@ -166,13 +169,14 @@ def test_an_idle_server_says_where_to_go_and_leaves_quietly(tmp_path: Path) -> N
         assert httpx.get(f"{server.url}/health").status_code == 200
         server.process.send_signal(signal.SIGINT)
         assert server.wait(10) == 0
-        banner = server.output()
+        banner, _, said = server.output().partition("Shutting down: ")
+    assert said == "no request is running.\nStopped.\n"
     assert f"Open   {server.url}" in banner
     assert f"{server.url}/v1" in banner
     assert "serves tiny" in banner
     assert "Ctrl-C" in banner
     assert "curl http" in banner
-    assert "Traceback" not in banner
+    assert "Traceback" not in said
 
 
 # ---------------------------------------------------------------------------------------------- the port
@@ -188,7 +192,25 @@ def test_a_taken_port_is_one_clear_line_before_anything_loads(tmp_path: Path) ->
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert f"Port {port} on 127.0.0.1 is already in use" in result.stderr
-    assert "--port" in result.stderr
+    assert f'another port: --port {port + 1} (through make: make serve ARGS="--port' in result.stderr
+
+
+def test_the_port_that_is_advised_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*_: object) -> None:
+        raise OSError(errno.EADDRINUSE, "taken")
+
+    monkeypatch.setattr(launcher.socket.socket, "bind", taken)
+    with pytest.raises(ConfigError, match="--port 65534 "):
+        launcher.bind("127.0.0.1", 65535)
+
+
+def test_a_terminal_that_is_gone_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "closed").open("w") as closed:
+        pass
+    monkeypatch.setattr(sys, "stderr", closed)
+    launcher._say("Stopped.")
 
 
 @pytest.mark.parametrize(
