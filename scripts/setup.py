@@ -143,13 +143,17 @@ def check_venv_modules() -> None:
         )
 
 
+def site_packages() -> list[Path]:
+    return [*VENV.glob("lib/python*/site-packages"), *VENV.glob("Lib/site-packages")]
+
+
 def repair_packages() -> None:
     """Forget packages that a stopped pip left half-unpacked, so that pip installs them again.
 
     pip writes INSTALLER after all of a package's files, so a .dist-info without it is unfinished; folders
     whose names begin with ~ are what it had moved aside.
     """
-    for packages in [*VENV.glob("lib/python*/site-packages"), *VENV.glob("Lib/site-packages")]:
+    for packages in site_packages():
         for info in packages.glob("*.dist-info"):
             if not (info / "INSTALLER").exists():
                 say(f"{info.name.removesuffix('.dist-info')} was left half-installed: installing it again")
@@ -158,11 +162,25 @@ def repair_packages() -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
+def with_contained(extras: set[str]) -> set[str]:
+    """These extras and those that they bring: dev, for one, asks for learnvllm[serve,study,bench]."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    found: set[str] = set()
+    to_read = set(extras)
+    while to_read:
+        extra = to_read.pop()
+        found.add(extra)
+        for requirement in project["optional-dependencies"].get(extra, ()):
+            if own := re.match(rf"{project['name']}\[([^]]*)\]", requirement):
+                to_read |= {name.strip() for name in own.group(1).split(",")} - found
+    return found
+
+
 def ensure_packages(extras: set[str]) -> None:
     """The packages of these extras, at the versions of constraints.txt. Extras once installed stay."""
     stamp = read_stamp()
     had = set(map(str, stamp["extras"])) if isinstance(stamp.get("extras"), list) else set()
-    if stamp.get("done") and stamp.get("recipe") == recipe() and extras <= had:
+    if stamp.get("done") and stamp.get("recipe") == recipe() and extras <= with_contained(had):
         return
     extras |= had
     repair_packages()
@@ -237,7 +255,7 @@ def pip(arguments: list[str], label: str) -> None:
                 ):
                     progress(line.strip().split(" (from ")[0])
                 elif line.startswith("Installing collected packages"):
-                    progress(f"unpacking {line.count(',') + 1} packages; pip is silent meanwhile")
+                    progress(unpacking(line.count(",") + 1))
             code = process.wait()
         except BaseException:
             process.terminate()
@@ -245,6 +263,19 @@ def pip(arguments: list[str], label: str) -> None:
             raise
         if code != 0:
             raise SetupError(explain("".join(lines), f"pip stopped with exit status {code}"))
+
+
+def unpacking(total: int) -> Callable[[], str]:
+    """Says how many of pip's packages are unpacked by now; pip itself is silent meanwhile.
+
+    A package's .dist-info comes last (see `repair_packages`), and is named after its version, too.
+    """
+
+    def unpacked() -> set[Path]:
+        return {info for folder in site_packages() for info in folder.glob("*.dist-info/INSTALLER")}
+
+    before = unpacked()
+    return lambda: f"unpacking: {len(unpacked() - before)} of {total} packages"
 
 
 def ensure_model() -> None:
@@ -297,28 +328,30 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def step(label: str) -> Iterator[Callable[[str], None]]:
+def step(label: str) -> Iterator[Callable[[str | Callable[[], str]], None]]:
     """Show a step while it runs: on a terminal one line that ticks, elsewhere a line every ten seconds.
 
-    Gives a function that takes what the step is at just now.
+    Gives a function that takes what the step is at just now, or what finds that out at every tick.
     """
-    start, detail, finished, live = time.monotonic(), [""], threading.Event(), sys.stdout.isatty()
+    start, finished, live = time.monotonic(), threading.Event(), sys.stdout.isatty()
+    detail: list[str | Callable[[], str]] = [""]
     width = shutil.get_terminal_size().columns - 1
 
     def tick() -> None:
         while not finished.wait(0.5 if live else 10):
-            elapsed = f"{time.monotonic() - start:.0f} s"
+            elapsed, now = f"{time.monotonic() - start:.0f} s", detail[0]
+            doing = now if isinstance(now, str) else now()
             if live:
-                print(f"\r\x1b[K{f'  {label}  {elapsed}  {detail[0]}'[:width]}", end="", flush=True)
+                print(f"\r\x1b[K{f'  {label}  {elapsed}  {doing}'[:width]}", end="", flush=True)
             else:
-                say(f"  {elapsed}  {detail[0]}")
+                say(f"  {elapsed}  {doing}")
 
     print(f"  {label} ...", end="" if live else "\n", flush=True)
     ticker = threading.Thread(target=tick, daemon=True)
     ticker.start()
     outcome = "stopped"
     try:
-        yield lambda text: detail.__setitem__(0, text)
+        yield lambda doing: detail.__setitem__(0, doing)
         outcome = "done"
     except SetupError:
         outcome = "failed"

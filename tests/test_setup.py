@@ -93,6 +93,42 @@ def test_extras_add_up(setup: ModuleType, pip_calls: list[list[str]]) -> None:
     assert [call[-1] for call in pip_calls] == [".[serve]", ".[dev,serve]"]
 
 
+@pytest.mark.parametrize(("first", "then"), [("dev", "study"), ("dev", "serve"), ("lab", "serve,study")])
+def test_what_another_extra_brought_is_not_installed_again(
+    setup: ModuleType, pip_calls: list[list[str]], first: str, then: str
+) -> None:
+    setup.ensure_packages({first})
+    setup.ensure_packages(set(then.split(",")))
+    assert len(pip_calls) == 1
+    setup.ensure_packages({"dev", "lab"})
+    assert len(pip_calls) == 2, "neither brings the other"
+
+
+def test_while_pip_unpacks_its_packages_are_counted(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packages = setup.VENV / "lib/python3.11/site-packages"
+    for name in ("pip-25", "old-1", "torn-1"):
+        (packages / f"{name}.dist-info").mkdir(parents=True)
+        (packages / f"{name}.dist-info/INSTALLER").touch()
+    (packages / "torn-1.dist-info/INSTALLER").unlink()
+    setup.PYTHON.parent.mkdir()
+    setup.PYTHON.write_text(
+        f"#!/bin/sh\ncd '{packages}'\necho 'Installing collected packages: a, b, old'\n"
+        "sleep 0.3; rm -r old-1.dist-info; mkdir a-1.dist-info old-2.dist-info\n"
+        "touch a-1.dist-info/INSTALLER old-2.dist-info/INSTALLER; sleep 0.5\n"
+    )
+    setup.PYTHON.chmod(0o755)
+    real_wait = setup.threading.Event.wait
+    monkeypatch.setattr(
+        setup.threading.Event, "wait", lambda self, timeout=None: real_wait(self, timeout and 0.05)
+    )
+    setup.pip(["-e", "."], "packages")
+    said = capsys.readouterr().out
+    assert "unpacking: 0 of 3 packages" in said
+    assert "unpacking: 2 of 3 packages" in said
+
+
 def test_a_changed_pin_is_installed_and_a_changed_style_rule_is_not(
     setup: ModuleType, pip_calls: list[list[str]]
 ) -> None:
