@@ -7,12 +7,14 @@ hash of the notebook, the package's sources and constraints.txt: change any of t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import platform
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +31,7 @@ from learnvllm.architecture import envs
 from learnvllm.architecture.errors import LearnVLLMError
 from learnvllm.study.files import ROOT
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mkdocs.plugins.notebooks")  # shown by `mkdocs build`, which shows nobody else's
 
 CELL_TIMEOUT_S = 240.0
 """Far more than a cell may take (a whole notebook: 60 s), for machines that do something else meanwhile."""
@@ -61,13 +63,11 @@ def run(path: Path, cache_dir: Path | None = None, cell_timeout_s: float = CELL_
 
     Raises: NotebookError.
     """
-    folder = cache_dir or envs.home() / "notebooks"
-    name = f"{path.parent.name}-{path.stem}"
-    kept = folder / f"{name}-{cache_key(path)}.ipynb"
+    kept = _result_path(path, cache_dir)
     if kept.exists():
         return nbformat.read(kept, as_version=4)
-    logger.info("Running notebook %s", name)
     notebook = execute(path, cell_timeout_s)
+    folder, name = kept.parent, _name(path)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", encoding="utf-8", delete=False) as part:
         nbformat.write(notebook, part)
@@ -79,9 +79,37 @@ def run(path: Path, cache_dir: Path | None = None, cell_timeout_s: float = CELL_
 
 
 def run_all(paths: Sequence[Path], cache_dir: Path | None = None, workers: int = 2) -> list[Any]:
-    """`run` for many at once. Raises: NotebookError: the first that failed, in the order of `paths`."""
+    """`run` for many at once, saying which are run and have been.
+
+    Raises: NotebookError: the first that failed, in the order of `paths`.
+    """
+    to_run = [path for path in paths if not _result_path(path, cache_dir).exists()]
+    if to_run:
+        others = f" (nothing has changed for the other {kept})" if (kept := len(paths) - len(to_run)) else ""
+        logger.info("Notebooks to run: %d%s", len(to_run), others)
+    finished = itertools.count(1)
+
+    def run_one(path: Path) -> Any:
+        if path not in to_run:
+            return run(path, cache_dir)
+        logger.info("Running notebook %s", _name(path))
+        began = time.monotonic()
+        notebook = run(path, cache_dir)
+        seconds = time.monotonic() - began
+        logger.info("%d of %d: notebook %s ran, %.0f s", next(finished), len(to_run), _name(path), seconds)
+        return notebook
+
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda path: run(path, cache_dir), paths))
+        return list(pool.map(run_one, paths))
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}-{path.stem}"
+
+
+def _result_path(path: Path, cache_dir: Path | None) -> Path:
+    """Where the notebook's result is kept, or will be."""
+    return (cache_dir or envs.home() / "notebooks") / f"{_name(path)}-{cache_key(path)}.ipynb"
 
 
 def cache_key(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,24 @@ def test_a_result_is_kept_until_the_notebook_changes(tmp_path: Path) -> None:
     assert outputs(notebooks.run(path, tmp_path / "cache")) == first
     write(tmp_path, cell + "  # changed")
     assert outputs(notebooks.run(path, tmp_path / "cache")) != first
+
+
+def test_what_is_run_for_the_site_is_counted_and_named_in_mkdocs_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = []
+    for day in ("day01_a", "day02_b"):
+        (tmp_path / day).mkdir()
+        paths.append(write(tmp_path, "print(1)").rename(tmp_path / day / "01_try.py"))
+    notebooks.run(paths[0], tmp_path / "cache")
+    caplog.set_level("INFO", "mkdocs")  # as `mkdocs build` does
+    notebooks.run_all([paths[0]], tmp_path / "cache")
+    assert caplog.messages == []
+    notebooks.run_all(paths, tmp_path / "cache")
+    first, running, ran = caplog.messages
+    assert first == "Notebooks to run: 1 (nothing has changed for the other 1)"
+    assert running == "Running notebook day02_b-01_try"
+    assert re.fullmatch(r"1 of 1: notebook day02_b-01_try ran, \d+ s", ran)
 
 
 def test_a_change_of_the_package_or_the_versions_invalidates_what_is_kept(tmp_path: Path) -> None:
