@@ -104,7 +104,7 @@ def usable_exercises() -> list[Exercise]:
     in the log, once."""
     found, broken = _read_all()
     for problem in broken.values():
-        _warn_once(problem)
+        warn_once(problem)
     return found
 
 
@@ -124,7 +124,8 @@ def _read_all() -> tuple[list[Exercise], dict[str, str]]:
 
 
 @cache
-def _warn_once(problem: str) -> None:
+def warn_once(problem: str) -> None:
+    """In the log, and only once a process."""
     logger.warning("Left out: %s", problem)
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from learnvllm.study import files
-from learnvllm.study.catalogue import DAYS, PAGES, Day, find_day, find_notebooks, usable_exercises
+from learnvllm.study.catalogue import (
+    DAYS,
+    PAGES,
+    Day,
+    find_day,
+    find_notebooks,
+    usable_exercises,
+    warn_once,
+)
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.journal import Entry, read_entry
 from learnvllm.study.progress import ExerciseRecord, Progress, load_progress, progress_path, quiz_key
@@ -208,8 +216,13 @@ def _quiz_state(day: Day, progress: Progress) -> QuizState | None:
 
     if not quiz_path(day.number).is_file():
         return None
+    try:
+        quiz = load_quiz(day.number)
+    except StudyError as error:  # as with an exercise.toml: one wrong file must not keep them from the others
+        warn_once(str(error))
+        return None
     record = progress.quizzes.get(quiz_key(day.number))
-    ids = {question.id for question in load_quiz(day.number).questions}
+    ids = {question.id for question in quiz.questions}
     answers = {name: a for name, a in record.answers.items() if name in ids} if record else {}
     return QuizState(len(ids), len(answers), sum(answer.right for answer in answers.values()))
 

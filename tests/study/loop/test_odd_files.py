@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from learnvllm.study import files, journal
+from learnvllm.study import files, journal, quiz
 from learnvllm.study.catalogue import load_exercises
 from learnvllm.study.exercise import Exercise, StudyError, file_hash
 from learnvllm.study.overlay_select import select
@@ -120,6 +120,18 @@ def test_one_broken_exercise_toml_does_not_disable_the_others(
     assert told in shell.err
     with pytest.raises(StudyError, match="points = 0"):
         load_exercises()
+
+
+def test_one_broken_quiz_does_not_disable_progress_and_day(
+    tiny: Exercise, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken.yml"
+    broken.write_text("day: [\n")
+    monkeypatch.setattr(quiz, "quiz_path", lambda day: broken)
+    for command in ("progress", "day 1", "next", "journal 1"):
+        assert shell(command) == 0, command
+    assert shell("quiz 1") == 2
+    assert "broken.yml, line 2: " in shell.err
 
 
 def test_a_broken_grader_is_named(tiny: Exercise, shell: Shell) -> None:
