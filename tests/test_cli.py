@@ -6,6 +6,7 @@ import http.server
 import io
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -30,7 +31,8 @@ from learnvllm.architecture.errors import (
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
 from learnvllm.cli import engine as engine_commands
 from learnvllm.cli import tools
-from learnvllm.serving import bench, chat, chat_backends
+from learnvllm.serving import bench, bench_progress, chat, chat_backends
+from learnvllm.serving.bench_progress import Progress, Stage
 from learnvllm.serving.bench_stats import percentile
 from learnvllm.serving.chat_view import ChatView, split_blocks
 from learnvllm.serving.generate import _TextPrinter, read_prompts
@@ -723,7 +725,7 @@ def test_no_prompt_of_a_benchmark_was_seen_while_warming_up(monkeypatch: pytest.
 
     rounds: list[list[tuple[int, ...]]] = []
 
-    def run_batch(engine: Any, requests: list[tuple[list[int], int]], name: str) -> tuple[float, int]:
+    def run_batch(engine: Any, requests: list[tuple[list[int], int]], stage: Stage) -> tuple[float, int]:
         rounds.append([tuple(prompt) for prompt, _ in requests])
         return 1.0, 1
 
@@ -733,7 +735,7 @@ def test_no_prompt_of_a_benchmark_was_seen_while_warming_up(monkeypatch: pytest.
     bench.add_flags(parser, "throughput")
     arch = SimpleNamespace(vocab_size=300)
     engine: Any = SimpleNamespace(config=SimpleNamespace(model_config=SimpleNamespace(arch=arch)))
-    bench.run_throughput(engine, parser.parse_args(["--num-prompts", "3"]))
+    bench.run_throughput(engine, parser.parse_args(["--num-prompts", "3"]), Progress(quiet=True))
     warmup, measured = rounds
     assert len(warmup) == 1
     assert len(measured) == 3
@@ -747,12 +749,99 @@ def test_bench_throughput_and_latency(model: str, capsys: pytest.CaptureFixture[
     assert (
         cli.main(["bench", "throughput", "--num-prompts", "3", "--json", "--output-json", out, *flags]) == 0
     )
-    shown = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    assert captured.err == "", "quiet, where a program reads it"
+    shown = json.loads(captured.out)
     assert shown == json.loads(Path(out).read_text(encoding="utf-8"))
     assert shown["figures"]["requests"] == 3
     assert shown["figures"]["output tokens per second"] > 0
+    assert shown["figures"]["loading"] > 0
+    assert shown["figures"]["warm-up"] > 0
     assert cli.main(["bench", "latency", "--batch-size", "2", "--num-iters", "2", *flags]) == 0
-    assert "median batch" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "median batch" in captured.out
+    assert captured.out.endswith("its last; loading and warm-up came before them.\n")
+    assert captured.err.split(" ...\n")[:2] == ["Loading the engine", "Warming up"]
+
+
+@pytest.mark.parametrize("kind", ["throughput", "latency"])
+def test_a_benchmark_tells_what_it_is_at_while_it_is(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class SlowEngine:
+        """One of its requests ends with every second step."""
+
+        config = SimpleNamespace(model_config=SimpleNamespace(arch=SimpleNamespace(vocab_size=300)))
+
+        def __init__(self) -> None:
+            self.running: list[str] = []
+            self.steps = 0
+
+        def add_request(self, request_id: str, *_: Any) -> None:
+            assert request_id not in self.running
+            self.running.append(request_id)
+
+        def has_unfinished_requests(self) -> bool:
+            return bool(self.running)
+
+        def step(self) -> list[Any]:
+            time.sleep(0.05)
+            self.steps += 1
+            return [] if self.steps % 2 else [self.running.pop() and SimpleNamespace(error=None, outputs=[])]
+
+        def shutdown(self) -> None:
+            pass
+
+    def load(args: Any) -> Any:
+        time.sleep(0.05)
+        return SlowEngine()
+
+    monkeypatch.setattr(bench_progress, "LINE_S", 0.02)
+    monkeypatch.setattr(engine_commands, "_load_llm_engine", load)
+    count = {"throughput": ["--num-prompts", "4"], "latency": ["--batch-size", "2", "--num-iters", "2"]}
+    assert cli.main(["bench", kind, *count[kind]]) == 0
+    captured = capsys.readouterr()
+    told = captured.err.splitlines()
+    assert told[:2] == ["Loading the engine ...", "Loading the engine: 0 s"]
+    assert told.index("Warming up ...") < told.index("Measuring ...")
+    assert "Measuring: 2 of 4 requests, 5 steps, 0 s" in told
+    assert re.search(r"\n  loading +0\.\d\d s\n  warm-up +0\.\d\d s\n  .*came before", captured.out)
+
+
+def test_on_a_terminal_a_benchmark_draws_bars_and_takes_them_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(bench_progress, "REDRAW_S", 0.01)
+    progress = Progress(quiet=False)
+    with progress.stage("Loading"):
+        time.sleep(0.05)
+    with progress.stage("Measuring", 4) as stage:
+        stage.finished, stage.moves = 3, 17
+        time.sleep(0.1)
+    drawn = screen.getvalue()
+    assert "Loading: 00:00" in drawn
+    assert "3/4" in drawn
+    assert "17 steps" in drawn
+    assert drawn.rpartition("\r")[0].rpartition("\r")[2].strip() == ""
+    assert progress.seconds["Measuring"] >= 0.1
+
+
+def test_a_subcommand_that_is_left_out_comes_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["bench"])
+    assert left.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.endswith("learnvllm bench: error: the following arguments are required: KIND\n")
+    examples = [
+        line.partition("#")[0].split() for line in shown.splitlines() if line.startswith("  learnvllm")
+    ]
+    assert [example[2] for example in examples] == list(bench.KINDS)
+    for example in examples:  # they can be typed as they stand
+        cli._make_parser(example[1:]).parse_args(example[1:])
+    with pytest.raises(SystemExit):
+        cli.main(["dev"])
+    assert "Write the starters" in capsys.readouterr().err
 
 
 def test_bench_serve(fake_server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -768,6 +857,10 @@ def test_bench_serve(fake_server: FakeServer, capsys: pytest.CaptureFixture[str]
         "--vocab-size",
         "200",
     ]
+    assert cli.main(command) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("Measuring ...\n")
+    assert captured.out.endswith("  time: from the first request sent to the end of the last answer.\n")
     assert cli.main([*command, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
     assert (figures["successful requests"], figures["failed requests"]) == (6, 0)

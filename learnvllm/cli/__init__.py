@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from learnvllm import __version__
 
@@ -162,6 +162,14 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
         return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Where the name of a subcommand is missing, the list of them says more than the usage."""
+        names = next((a.metavar for a in self._actions if isinstance(a, argparse._SubParsersAction)), None)
+        if names is None or not message.endswith(f": {names}"):
+            super().error(message)
+        self.print_help(sys.stderr)
+        self.exit(USAGE_ERROR, f"\n{self.prog}: error: {message}\n")
 
     def _meant(self, unknown: list[str]) -> str:
         import difflib

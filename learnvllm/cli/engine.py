@@ -69,6 +69,10 @@ def _engine_args(args: argparse.Namespace, **overrides: Any) -> EngineArgs:
 
 def _build_llm_engine(args: argparse.Namespace) -> LLMEngine:
     _use_my_code(args)
+    return _load_llm_engine(args)
+
+
+def _load_llm_engine(args: argparse.Namespace) -> LLMEngine:
     from learnvllm import assembly
 
     if args.prefill_tokens_per_decode is None:  # as LLM: nobody watches single tokens of many requests
@@ -256,6 +260,10 @@ def run_chat(args: argparse.Namespace) -> int:
 def configure_bench(parser: argparse.ArgumentParser) -> None:
     from learnvllm.serving import bench
 
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    width = max(map(len, bench.EXAMPLES))
+    lines = [f"  {example:<{width}}  # {what}" for example, what in bench.EXAMPLES.items()]
+    parser.epilog = "\n".join(["examples:", *lines])
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, prog=parser.prog)
     for kind, help in bench.KINDS.items():
         sub = kinds.add_parser(kind, help=help, description=help, usage=f"learnvllm bench {kind} [flags]")
@@ -266,14 +274,19 @@ def configure_bench(parser: argparse.ArgumentParser) -> None:
 
 def run_bench(args: argparse.Namespace) -> int:
     from learnvllm.serving import bench
+    from learnvllm.serving.bench_progress import Progress
 
     bench.check_flags(args)
+    progress = Progress(quiet=args.json)
     if args.kind == "serve":
-        return bench.run_serve(args)
-    engine = _build_llm_engine(args)
+        return bench.run_serve(args, progress)
+    _use_my_code(args)
+    with progress.stage(bench.LOADING):
+        engine = _load_llm_engine(args)
+    measure = bench.run_throughput if args.kind == "throughput" else bench.run_latency
     try:
         with _benchmark_recorded(args):
-            return (bench.run_throughput if args.kind == "throughput" else bench.run_latency)(engine, args)
+            return measure(engine, args, progress)
     finally:
         engine.shutdown()
 

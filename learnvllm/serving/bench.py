@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
 from learnvllm.engine_core.llm_engine import LLMEngine
+from learnvllm.serving.bench_progress import Progress, Stage
 from learnvllm.serving.bench_stats import Row, print_table, quantiles
 
 KINDS = {
@@ -24,6 +24,18 @@ KINDS = {
     "latency": "One batch, again and again: seconds.",
     "serve": "A running server under Poisson arrivals: time to first token, time per token.",
 }
+EXAMPLES = {
+    "learnvllm bench throughput --num-prompts 8": "8 requests at once, an engine of its own",
+    "learnvllm bench latency --batch-size 1": "one request at a time, again and again",
+    "learnvllm bench serve --request-rate 2": "a server that runs already (learnvllm serve)",
+}
+LOADING, WARM_UP, MEASURING = "Loading the engine", "Warming up", "Measuring"
+COVERS = {
+    "throughput": "time: from the first request to the end of the last; loading and warm-up came before it.",
+    "latency": "batch: from its first request to the end of its last; loading and warm-up came before them.",
+    "serve": "time: from the first request sent to the end of the last answer.",
+}
+"""What the figures are of."""
 FIRST_TOKEN_ID = 16
 """Random prompts leave out the ids before it: special tokens in most vocabularies."""
 
@@ -115,12 +127,14 @@ def random_requests(args: argparse.Namespace, count: int, vocab_size: int) -> li
     ]
 
 
-def run_throughput(engine: LLMEngine, args: argparse.Namespace) -> int:
+def run_throughput(engine: LLMEngine, args: argparse.Namespace, progress: Progress) -> int:
     vocab_size = engine.config.model_config.arch.vocab_size
     # One more to warm up with: a prompt seen before would come from the prefix cache.
     warmup, *requests = random_requests(args, args.num_prompts + 1, vocab_size)
-    _run_batch(engine, [warmup], "warmup")
-    elapsed, num_output = _run_batch(engine, requests, "bench")
+    with progress.stage(WARM_UP) as stage:
+        _run_batch(engine, [warmup], stage)
+    with progress.stage(MEASURING, len(requests)) as stage:
+        elapsed, num_output = _run_batch(engine, requests, stage)
     num_input = sum(len(prompt) for prompt, _ in requests)
     report(
         args,
@@ -131,62 +145,66 @@ def run_throughput(engine: LLMEngine, args: argparse.Namespace) -> int:
             ("requests per second", len(requests) / elapsed, "req/s"),
             ("total tokens per second", (num_input + num_output) / elapsed, "tok/s"),
             ("output tokens per second", num_output / elapsed, "tok/s"),
+            *_before(progress),
         ],
     )
     return 0
 
 
-def run_latency(engine: LLMEngine, args: argparse.Namespace) -> int:
-    rounds = args.num_iters_warmup + args.num_iters
-    vocab_size = engine.config.model_config.arch.vocab_size
+def run_latency(engine: LLMEngine, args: argparse.Namespace, progress: Progress) -> int:
+    size, vocab_size = args.batch_size, engine.config.model_config.arch.vocab_size
     # For all rounds at once, so that no round finds its prompts cached.
-    everything = random_requests(args, args.batch_size * rounds, vocab_size)
-    seconds = []
-    for i in range(rounds):
-        batch = everything[i * args.batch_size : (i + 1) * args.batch_size]
-        seconds.append(_run_batch(engine, batch, f"round{i}")[0])
-        _progress(f"round {i + 1} of {rounds}: {seconds[-1]:.2f} s")
-    counted = seconds[args.num_iters_warmup :]
-    report(args, "latency", [("batch size", args.batch_size, ""), *quantiles("batch", counted, "s")])
+    rounds = args.num_iters_warmup + args.num_iters
+    everything = random_requests(args, size * rounds, vocab_size)
+    batches = [everything[i * size : (i + 1) * size] for i in range(rounds)]
+    with progress.stage(WARM_UP, size * args.num_iters_warmup) as stage:
+        for batch in batches[: args.num_iters_warmup]:
+            _run_batch(engine, batch, stage)
+    with progress.stage(MEASURING, size * args.num_iters) as stage:
+        counted = [_run_batch(engine, batch, stage)[0] for batch in batches[args.num_iters_warmup :]]
+    rows = [("batch size", size, ""), *quantiles("batch", counted, "s"), *_before(progress)]
+    report(args, "latency", rows)
     return 0
 
 
-def _run_batch(engine: LLMEngine, requests: list[tuple[list[int], int]], name: str) -> tuple[float, int]:
+def _run_batch(engine: LLMEngine, requests: list[tuple[list[int], int]], stage: Stage) -> tuple[float, int]:
     """Run all requests at once; (seconds, output tokens)."""
+    before = stage.finished
     began = time.perf_counter()
-    for i, (prompt, output_len) in enumerate(requests):
+    for i, (prompt, output_len) in enumerate(requests, before):
         params = SamplingParams(
             temperature=0.0, max_tokens=output_len, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        engine.add_request(f"{name}-{i}", prompt, params)
-    tokens = finished = 0
+        engine.add_request(f"{stage.name}-{i}", prompt, params)
+    tokens = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.error is not None:
                 raise output.error
             tokens += sum(len(completion.token_ids) for completion in output.outputs)
-            finished += 1
-            _progress(f"{name}: {finished} of {len(requests)} requests")
+            stage.finished += 1
+        stage.moves += 1
     return time.perf_counter() - began, tokens
 
 
-def _progress(text: str) -> None:
-    """On a terminal: one line that the next one overwrites."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+def _before(progress: Progress) -> list[Row]:
+    """What went before the measured time."""
+    return [
+        ("loading", progress.seconds.get(LOADING, 0.0), "s"),
+        ("warm-up", progress.seconds.get(WARM_UP, 0.0), "s"),
+    ]
 
 
-def run_serve(args: argparse.Namespace) -> int:
+def run_serve(args: argparse.Namespace, progress: Progress) -> int:
     from learnvllm.serving.bench_client import measure_server
 
     requests = random_requests(args, args.num_prompts, args.vocab_size)
-    report(args, "serve", measure_server(args, requests))
+    report(args, "serve", measure_server(args, requests, progress))
     return 0
 
 
 def report(args: argparse.Namespace, kind: str, rows: list[Row]) -> None:
     """Print the figures as a table or JSON, and write them where asked."""
-    _progress("")
     figures: dict[str, Any] = {name: value for name, value, _ in rows}
     document = {
         "benchmark": kind,
@@ -198,5 +216,6 @@ def report(args: argparse.Namespace, kind: str, rows: list[Row]) -> None:
         print(json.dumps(document))
     else:
         print_table(f"{kind}: {args.input_len} tokens in, {args.output_len} out", rows)
+        print(f"  {COVERS[kind]}")
     if args.output_json:
         Path(args.output_json).write_text(json.dumps(document, indent=2), encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from learnvllm.architecture import envs
 from learnvllm.architecture.errors import ServerError, ValidationError
+from learnvllm.serving.bench_progress import Progress, Stage
 from learnvllm.serving.bench_stats import Row, quantiles
 
 if TYPE_CHECKING:
@@ -33,16 +34,16 @@ class Measured:
     error: str | None = None
 
 
-def measure_server(args: argparse.Namespace, requests: list[tuple[list[int], int]]) -> list[Row]:
+def measure_server(
+    args: argparse.Namespace, requests: list[tuple[list[int], int]], progress: Progress
+) -> list[Row]:
     """Send all requests and return the figures.
 
     Raises:
         ValidationError: nothing answers there.
         ServerError: every request failed.
     """
-    began = time.perf_counter()
-    results = asyncio.run(_send_all(args, requests))
-    elapsed = time.perf_counter() - began
+    results, elapsed = asyncio.run(_send_all(args, requests, progress))
     good = [r for r in results if r.error is None and r.chunk_times]
     if not good:
         raise ServerError(f"All {len(results)} requests failed. The first: {results[0].error}")
@@ -65,7 +66,10 @@ def measure_server(args: argparse.Namespace, requests: list[tuple[list[int], int
     ]
 
 
-async def _send_all(args: argparse.Namespace, requests: list[tuple[list[int], int]]) -> list[Measured]:
+async def _send_all(
+    args: argparse.Namespace, requests: list[tuple[list[int], int]], progress: Progress
+) -> tuple[list[Measured], float]:
+    """What came of each, and the seconds from the first one sent to the end of the last."""
     import httpx
 
     key = args.api_key or envs.get("LEARNVLLM_API_KEY")
@@ -82,11 +86,14 @@ async def _send_all(args: argparse.Namespace, requests: list[tuple[list[int], in
             gate = asyncio.Semaphore(args.max_concurrency)
         rng = random.Random(args.prompt_seed)
         tasks = []
-        for prompt, output_len in requests:
-            tasks.append(asyncio.create_task(_send(client, gate, model, prompt, output_len)))
-            if args.request_rate != float("inf"):
-                await asyncio.sleep(rng.expovariate(args.request_rate))
-        return list(await asyncio.gather(*tasks))
+        with progress.stage("Measuring", len(requests), "pieces of answers") as stage:
+            began = time.perf_counter()
+            for prompt, output_len in requests:
+                tasks.append(asyncio.create_task(_send(client, gate, model, prompt, output_len, stage)))
+                if args.request_rate != float("inf"):
+                    await asyncio.sleep(rng.expovariate(args.request_rate))
+            results = await asyncio.gather(*tasks)
+            return list(results), time.perf_counter() - began
 
 
 async def _served_model(client: httpx.AsyncClient, url: str) -> str:
@@ -115,6 +122,7 @@ async def _send(
     model: str,
     prompt: list[int],
     output_len: int,
+    stage: Stage,
 ) -> Measured:
     import httpx
 
@@ -135,9 +143,13 @@ async def _send(
                     result.error = (await response.aread()).decode(errors="replace")
                     return result
                 async for line in response.aiter_lines():
+                    before = len(result.chunk_times)
                     _note(result, line)
+                    stage.moves += len(result.chunk_times) - before
         except httpx.HTTPError as error:
             result.error = repr(error)
+        finally:
+            stage.finished += 1
         return result
 
 
