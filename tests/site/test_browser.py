@@ -43,6 +43,20 @@ def test_every_section_has_pages(built_site: Path) -> None:
     assert all(pages_of(built_site, section) for section in SECTIONS if section != "notebooks")
 
 
+@pytest.mark.parametrize(
+    ("page", "said"), [("", "This figure needs JavaScript."), ("zh/", "这张图需要 JavaScript。")]
+)
+def test_a_figure_without_scripts_says_what_it_needs(
+    page: str, said: str, browser: Any, site_url: str
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(f"{site_url}/{page}topics/architecture/concepts.html")
+    shown = tab.evaluate("getComputedStyle(document.querySelector('.visualiser'), '::before').content")
+    context.close()
+    assert shown == f'"{said}"'
+
+
 @pytest.mark.parametrize(("dark", "scheme"), [(False, "default"), (True, "slate")])
 def test_the_page_follows_the_systems_colours(dark: bool, scheme: str, open_page: Callable[..., Any]) -> None:
     tab = open_page("architecture.html", dark=dark)
