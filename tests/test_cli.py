@@ -827,6 +827,23 @@ def test_on_a_terminal_a_benchmark_draws_bars_and_takes_them_away(monkeypatch: p
     assert progress.seconds["Measuring"] >= 0.1
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (0, 0), (0, 80)])
+def test_a_terminal_of_any_size_shows_what_a_benchmark_is_at(
+    rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pty
+    import termios
+
+    terminal, inside = pty.openpty()
+    termios.tcsetwinsize(inside, (rows, columns))
+    with os.fdopen(terminal, "rb", 0) as reader, os.fdopen(inside, "w") as screen:
+        monkeypatch.setattr(sys, "stderr", screen)
+        with Progress(quiet=False).stage("Loading"):
+            time.sleep(0.01)
+        assert b"Loading" in reader.read(1000)
+
+
 def test_a_subcommand_that_is_left_out_comes_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(["bench"])

@@ -7,13 +7,14 @@ every few seconds. Upstream namesake: the tqdm bars of vllm/benchmarks.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 REDRAW_S, LINE_S = 0.5, 5.0
 
@@ -58,7 +59,7 @@ class Progress:
         stage, began, over = Stage(name, total, moves_name=moves_name), time.perf_counter(), threading.Event()
         told = []
         if not self.quiet and sys.stderr is not None:
-            target = _draw if sys.stderr.isatty() else _write
+            target = _draw if _has_room(sys.stderr) else _write
             told = [threading.Thread(target=target, args=(stage, over), name="progress", daemon=True)]
         for thread in told:
             thread.start()
@@ -71,6 +72,16 @@ class Progress:
                 thread.join()
 
 
+def _has_room(stream: TextIO) -> bool:
+    """Whether it is a terminal that a bar can be drawn on: of one without a size tqdm would draw nothing."""
+    if not stream.isatty():
+        return False
+    try:
+        return min(os.get_terminal_size(stream.fileno())) > 0
+    except OSError:
+        return True
+
+
 def _draw(stage: Stage, over: threading.Event) -> None:
     from tqdm import tqdm
 
@@ -78,7 +89,7 @@ def _draw(stage: Stage, over: threading.Event) -> None:
         total=stage.total,
         desc=stage.name,
         unit="req",
-        bar_format=None if stage.total else "{desc}: {elapsed} {postfix}",
+        bar_format=None if stage.total else "{desc}: {elapsed}{postfix}",
         dynamic_ncols=True,
         leave=False,
     )
