@@ -16,6 +16,7 @@ from textual import work
 from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
+from textual.notifications import SeverityLevel
 from textual.widgets import Footer, Header, Markdown, RichLog, Static, TabbedContent, TabPane, Tree
 from textual.worker import Worker, WorkerState
 
@@ -25,10 +26,17 @@ from learnvllm.study.checking import Checked, check
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.overview import Course, ExerciseState, course
 from learnvllm.study.progress import record_hint
-from learnvllm.study.screen_text import describe, hints_text, report_text, standing
+from learnvllm.study.screen_text import (
+    INDENT,
+    describe,
+    hints_text,
+    leaf,
+    paths_broken,
+    report_text,
+    standing,
+    tree_width,
+)
 from learnvllm.study.terminal import edit, editor, readable
-
-MARKS = {"passed": "✓", "changed": "!", "started": "~", "open": " "}
 
 
 class StudyApp(App[None]):
@@ -36,10 +44,11 @@ class StudyApp(App[None]):
 
     TITLE = "learnvllm"
     CSS = """
-    #days { width: 40%; max-width: 46; border-right: solid $primary; }
+    #days { border-right: solid $primary; }
     #tabs { width: 1fr; height: 1fr; }
     #standing { height: 1; padding: 0 1; background: $boost; }
     TabPane { padding: 0 1; }
+    Toast { width: auto; max-width: 90%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "check", "Check"),
@@ -93,17 +102,29 @@ class StudyApp(App[None]):
     def _fill_tree(self) -> None:
         tree: Tree[Exercise] = self.query_one("#days", Tree)
         tree.clear()
-        tree.show_root = False
+        tree.show_root, tree.guide_depth = False, INDENT
         for day in self.course.days:
             told = "coming" if day.status == "coming" else f"{day.passed}/{len(day.exercises)}"
             branch = tree.root.add(f"{day.day.number:>2} {day.day.title}  {told}", expand=bool(day.exercises))
             for state in day.exercises:
-                leaf = branch.add_leaf(
-                    Text(f"{MARKS[state.status]} {state.exercise.title}"), data=state.exercise
-                )
+                node = branch.add_leaf("", data=state.exercise)
                 if self.exercise and state.exercise.id == self.exercise.id:
-                    tree.call_after_refresh(tree.move_cursor, leaf)
+                    tree.call_after_refresh(tree.move_cursor, node)
+        self._fit_tree()
         self._show_standing()
+
+    def _fit_tree(self) -> None:
+        """As wide as its titles need and the screen allows; longer titles are cut visibly."""
+        width = tree_width(self.course, self.size.width)
+        states = {state.exercise.id: state for state in self.course.exercises}
+        for tree in self.query("#days").results(Tree):  # none before the screen is composed
+            tree.styles.width = width
+            for node in (node for day in tree.root.children for node in day.children):
+                if node.data is not None:
+                    node.set_label(leaf(states[node.data.id], width))
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fit_tree)
 
     def _show_standing(self) -> None:
         told = standing(self.course, watching=self._watching is not None)
@@ -143,7 +164,12 @@ class StudyApp(App[None]):
         self._show_exercise()
 
     def _tell_error(self, said: str) -> None:
-        self.notify(said, severity="error", timeout=15, markup=False)
+        self._tell(said, severity="error", timeout=15)
+
+    def _tell(self, said: str, severity: SeverityLevel = "information", timeout: float | None = None) -> None:
+        """Whatever is in it: it is no markup, and a long path breaks where a reader can follow it."""
+        told = paths_broken(said, self.size.width * 8 // 10)
+        self.notify(told, severity=severity, timeout=timeout, markup=False)
 
     def _tab(self, name: str) -> None:
         self.query_one("#tabs", TabbedContent).active = f"{name}-tab"
@@ -191,14 +217,14 @@ class StudyApp(App[None]):
             return
         self._show_journal()
         self._tab("journal")
-        self.notify(f"Write in {files.shown(path)}", markup=False)
+        self._tell(f"Write in {files.shown(path)}")
 
     def action_edit(self) -> None:
         if self.exercise is None:
             return
         if not editor():
             shown = files.shown(self.exercise.path)
-            self.notify(f"EDITOR is not set. The file: {shown}", timeout=10, markup=False)
+            self._tell(f"EDITOR is not set. The file: {shown}", timeout=10)
             return
         try:
             with self.suspend():

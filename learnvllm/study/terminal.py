@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -46,7 +47,24 @@ def print_markdown(out: Console, text: str, *, faint: bool = False) -> None:
     first, newline, rest = text.strip().partition("\n")
     flush = first + newline + textwrap.dedent(rest)  # from a TOML or YAML block, indented but for its start
     style = "faint" if faint else ""
-    out.print(Markdown(flush, style=style) if out.is_terminal else Text(flush), soft_wrap=not out.is_terminal)
+    out.print(
+        Markdown(names_kept(flush), style=style) if out.is_terminal else Text(flush),
+        soft_wrap=not out.is_terminal,
+    )
+
+
+_CODE_OR_EDGE = re.compile(
+    r"(?s)(```.*?```|(`+)(?!`).*?(?<!`)\2(?!`))"  # code
+    r"|(?<!\w)(_+)(?=\w)|(?<=[^\W_])(_+)(?!\w)"  # underscores at the edge of a word
+)
+
+
+def names_kept(markdown: str) -> str:
+    """An author's Markdown in which underscores are letters: `__lt__` without backticks is no bold lt.
+
+    Authors set words in italics with *, which stays what it is. Within a word Markdown leaves them alone.
+    """
+    return _CODE_OR_EDGE.sub(lambda m: m[1] or (m[3] or m[4]).replace("_", "\\_"), markdown)
 
 
 def print_json(value: Any, *, compact: bool = False) -> None:

@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Markdown, RichLog, Static, TabbedContent, Tree
+from textual.widgets.markdown import MarkdownBlock
 
 from learnvllm.study import grading, progress
 from learnvllm.study.checking import TIME_LIMIT_S
@@ -210,3 +212,50 @@ async def test_an_error_is_told_whatever_is_in_it(tiny: Exercise, home: Path) ->
         await pilot.pause()
         shown = "".join(str(toast.render()) for toast in app.query("Toast"))
         assert "status: '[/]' is none of open" in " ".join(shown.split())
+
+
+async def test_a_name_with_underscores_is_shown_as_it_is(tiny: Exercise) -> None:
+    """Hints name methods; an author who sets one in italics writes *."""
+    hints = ("For __lt__ compare two tuples; `__eq__` and _private too, *never* __len__.", *tiny.hints[1:])
+    app = StudyApp("tiny")
+    async with app.run_test(size=SIZE) as pilot:
+        app.exercise = msgspec.structs.replace(tiny, hints=hints)
+        app._show_hints(1)
+        app.query_one("#tabs", TabbedContent).active = "hints-tab"
+        await pilot.pause()
+        blocks = app.query_one("#hints", Markdown).query(MarkdownBlock)
+        shown = " ".join(block._content.plain for block in blocks)
+    assert "For __lt__ compare two tuples; __eq__ and _private too, never __len__." in shown
+
+
+@pytest.mark.parametrize(("width", "whole"), [(80, False), (120, True)])
+async def test_a_title_is_whole_where_there_is_room_and_else_ends_in_an_ellipsis(
+    width: int, whole: bool, tiny: Exercise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    title = "A title of fifty letters, about as long as they get"
+    app = StudyApp("tiny")
+    for state in app.course.exercises:
+        if state.exercise.id == tiny.id:
+            object.__setattr__(state, "exercise", msgspec.structs.replace(tiny, title=title))
+    async with app.run_test(size=(150, 40)) as pilot:
+        await pilot.resize_terminal(width, 40)
+        await pilot.pause()
+        tree = app.query_one("#days", Tree)
+        line = next(label for label in labels(app) if "A title" in label)
+        assert (line == f"  {title}") == whole
+        assert whole or line.endswith("…")
+        assert tree.region.width <= width // 2
+        assert tree.virtual_size.width <= tree.scrollable_content_region.width, "nothing is cut at its edge"
+
+
+async def test_a_path_that_is_told_is_not_broken_within_a_name(tiny: Exercise) -> None:
+    path = "/" + "/".join(f"a_folder_with_a_long_name_{n}" for n in range(6)) + "/day-01.md"
+    app = StudyApp("tiny")
+    async with app.run_test(size=(80, 40), notifications=True) as pilot:
+        app._tell(f"Write in {path}")
+        await pilot.pause()
+        toast = app.query_one("Toast")
+        lines = [line.rstrip() for line in str(toast.render()).splitlines()]
+        assert all(len(line) <= toast.content_region.width for line in lines), "textual breaks no line itself"
+    assert "".join(lines[1:]) == path
+    assert all(line.endswith("/") for line in lines[1:-1])
