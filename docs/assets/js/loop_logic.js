@@ -65,15 +65,15 @@
     };
   }
 
+  // Before its first step the worker could not be busy: that does not count, and the words say so.
   function statistics(spans, now) {
     const forwards = spans.filter((s) => s.name === "forward");
-    const first = forwards[0].start;
-    const last = Math.min(now, Math.max(...forwards.map((s) => s.end)));
+    const counted = Math.max(now - forwards[0].start, 0);
     const busy = forwards.reduce((sum, s) => sum + Math.max(Math.min(s.end, now) - s.start, 0), 0);
     const tokens = spans
       .filter((s) => s.name === "detokenize" && s.end <= now)
       .reduce((sum, s) => sum + s.requests.length, 0);
-    return { busyShare: last > first ? Math.round((100 * busy) / (last - first)) : 0, tokens };
+    return { busy, counted, busyShare: counted ? Math.round((100 * busy) / counted) : 0, tokens };
   }
 
   // ------------------------------------------------------------------------------------------------ words
@@ -87,7 +87,7 @@
     if (!span) {
       return now === 0
         ? "Time 0. The first request arrives at the front end; the core has nothing to do."
-        : `Time ${now}. All is given out. From its first step to its last the worker was busy ${frame.stats.busyShare} % of the time.`;
+        : `Time ${now}. All is given out. Since its first step began, the worker was busy ${frame.stats.busyShare} % of the time.`;
     }
     const until = `Time ${span.start}${span.end > span.start ? ` to ${span.end}` : ""}.`;
     return `${until} ${sentence(span)} ${meanwhile(frame)}`.trim();
@@ -140,7 +140,7 @@
 
   learnvllm.kinds.loop = {
     title: "The engine's loop in time",
-    columns: ["Time", "The core", "Waits for the core", "Waits for the worker", "Waits for the front end", "Worker busy"],
+    columns: ["Time", "The core", "Waits for the core", "Waits for the worker", "Waits for the front end", "Worker busy since its first step"],
     frames,
   };
 })((globalThis.learnvllm ??= {}));

@@ -21,7 +21,7 @@
         box("Waits for the worker", frame.queues.worker.map((n) => h("span.lv-cell", {}, `step ${n + 1}`))),
         box("Waits for the front end", frame.queues.output.map((n) => h("span.lv-cell", {}, `step ${n + 1}`))),
         box("Given out", [h("b.lv-big", {}, String(frame.stats.tokens)), " tokens"]),
-        box("Worker busy", [h("b.lv-big", {}, `${frame.stats.busyShare} %`), " of the time"])),
+        box("Worker busy", workerBusy(frame.stats))),
       titled("Who is busy, and with which step", `time ${frame.now} of ${frame.total}`, scroller),
       legend(["lv-do-process", "text → ids"], ["lv-do-detokenize", "ids → text"], ["lv-do-schedule", "schedule"],
         ["lv-do-wait", "wait"], ["lv-do-update", "take in"], ["lv-do-forward", "compute"]),
@@ -47,6 +47,12 @@
 
   function box(title, content) {
     return titled(title, "", h("div.lv-queue", {}, content.length ? content : h("span.lv-note", {}, "nothing")));
+  }
+
+  // A share of which time: one can count it in the drawing.
+  function workerBusy({ busy, counted, busyShare }) {
+    if (!counted) return [];
+    return [h("b.lv-big", {}, `${busyShare} %`), ` ${busy} of ${counted} since its first step`];
   }
 
   function assumption(costs) {

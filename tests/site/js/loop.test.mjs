@@ -22,6 +22,18 @@ for (const story of scenarios("loop")) {
   });
 }
 
+for (const story of scenarios("loop")) {
+  test(`${story.id}: how busy the worker was can be counted in the drawing`, () => {
+    for (const { spans, now, stats } of kinds.loop.frames(story)) {
+      const drawn = spans.filter((s) => s.lane === "worker");
+      const sum = drawn.reduce((all, s) => all + s.shownEnd - s.start, 0);
+      assert.equal(stats.busy, sum);
+      const since = drawn.length ? now - drawn[0].start : 0;
+      assert.deepEqual([stats.counted, stats.busyShare], [since, since && Math.round((100 * sum) / since)]);
+    }
+  });
+}
+
 test("a request waits for the core while it waits for the worker", () => {
   const frame = frames("sync").find((f) => f.span?.name === "wait");
   assert.deepEqual(frame.queues.input, ["b"]);
