@@ -22,6 +22,7 @@ from learnvllm.study.site import (
     pages,
     reference,
     translation,
+    wide_tables,
 )
 
 NOT_PAGES = ("hooks/", "overrides/")
@@ -48,8 +49,10 @@ def site_tree(with_log: bool = False) -> dict[str, str]:
         tree[target] = page_text(translation.translated_source(name), target)
     for name, make in reference.PAGES.items():
         tree[name] = FIRST_IN_SEARCH + make()
-    tree |= _notebooks()
-    return tree | (log.log_pages() if with_log else {})
+    tree |= _notebooks() | (log.log_pages() if with_log else {})
+    return {
+        name: wide_tables.with_labels(text) if name.endswith(".md") else text for name, text in tree.items()
+    }
 
 
 FIRST_IN_SEARCH = "---\nsearch:\n  boost: 4\n---\n\n"
