@@ -7,6 +7,7 @@ from learnvllm.study.exercise import LEVELS, Exercise
 from learnvllm.study.site.pages import Link
 from learnvllm.study.site.words import Say
 from learnvllm.study.tables import table
+from learnvllm.study.terminal import names_kept
 
 
 def exercise_table(day: Day, link: Link, say: Say = str) -> str:
@@ -38,7 +39,7 @@ def _section(exercise: Exercise, link: Link, say: Say) -> str:
     if exercise.prerequisites:
         facts.append(say("- **Do first**: {}.").format(_before(exercise, link)))
     if exercise.out_of_scope:
-        facts.append(say("- **Not needed**: {}").format(exercise.out_of_scope.strip()))
+        facts.append(say("- **Not needed**: {}").format(names_kept(exercise.out_of_scope.strip())))
     check, hint = f"learnvllm check {exercise.id}", f"learnvllm hint {exercise.id}"
     commands = (
         f"{check}      # {say('grade it; --watch grades whenever the file is saved')}",
@@ -47,7 +48,7 @@ def _section(exercise: Exercise, link: Link, say: Say) -> str:
     return "\n\n".join(
         [
             f"### {exercise.title} {{ #{exercise.name} }}",
-            exercise.summary.strip(),
+            names_kept(exercise.summary.strip()),
             "\n".join(facts),
             "\n".join(("```bash", *commands, "```")),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from rich.console import Console
 from textual.pilot import Pilot
 from textual.widgets import Markdown, RichLog, Static, TabbedContent, Tree
 from textual.widgets.markdown import MarkdownBlock
@@ -18,6 +20,7 @@ from learnvllm.study import grading, progress
 from learnvllm.study.checking import TIME_LIMIT_S
 from learnvllm.study.exercise import Exercise
 from learnvllm.study.screen import StudyApp
+from learnvllm.study.terminal import names_kept, print_markdown
 
 SIZE = (120, 40)
 
@@ -212,6 +215,25 @@ async def test_an_error_is_told_whatever_is_in_it(tiny: Exercise, home: Path) ->
         await pilot.pause()
         shown = "".join(str(toast.render()) for toast in app.query("Toast"))
         assert "status: '[/]' is none of open" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("written", "markdown"),
+    [
+        ("__lt__, _x and x_", r"\_\_lt\_\_, \_x and x\_"),
+        ("max_num_seqs and *words*", "max_num_seqs and *words*"),
+        ("`__eq__` and ``a ` __b__``", "`__eq__` and ``a ` __b__``"),
+        ("so:\n```python\nself.__dict__\n```\n__c__", "so:\n```python\nself.__dict__\n```\n\\_\\_c\\_\\_"),
+    ],
+)
+def test_underscores_at_the_edge_of_a_word_are_letters_of_it(written: str, markdown: str) -> None:
+    assert names_kept(written) == markdown
+
+
+def test_a_terminal_shows_them_too() -> None:
+    out = Console(file=io.StringIO(), force_terminal=True, width=80)
+    print_markdown(out, "For __lt__ compare two tuples.")
+    assert "For __lt__ compare" in out.file.getvalue()
 
 
 async def test_a_name_with_underscores_is_shown_as_it_is(tiny: Exercise) -> None:
