@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.text import is_utf8
+from learnvllm.serving.terminal import interrupted_later, typing_unseen
 
 
 class ChatView:
@@ -55,18 +56,13 @@ class ChatView:
 
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
-        """A function that shows the next piece of an answer."""
-        if self.markdown:
-            stream = _MarkdownStream(self._console)
+        """A function that shows the next piece of an answer. What is typed meanwhile waits for `read`."""
+        with typing_unseen() if self.reads_terminal else nullcontext():
+            stream = _MarkdownStream(self._console) if self.markdown else _PlainStream()
             try:
                 yield stream.add
             finally:
                 stream.end()
-        else:
-            try:
-                yield lambda piece: print(piece, end="", flush=True)
-            finally:
-                print(flush=True)
 
     def welcome(self, model: str) -> None:
         if self._console is not None:
@@ -116,8 +112,22 @@ def _make_console() -> Any:
     return Console()
 
 
+class _PlainStream:
+    """Text as it is."""
+
+    def add(self, piece: str) -> None:
+        print(piece, end="", flush=True)
+
+    def end(self) -> None:
+        print(flush=True)
+
+
 class _MarkdownStream:
-    """Redraws only the block being written: a whole answer would flicker, and could outgrow the window."""
+    """Redraws only the block being written: a whole answer would flicker, and could outgrow the window.
+
+    It draws from the cursor up, so nothing else may move that; and a Ctrl-C amid two steps of a change would
+    leave a block shown twice, or not at all.
+    """
 
     def __init__(self, console: Any) -> None:
         from rich.live import Live
@@ -125,21 +135,23 @@ class _MarkdownStream:
         self._console = console
         self._pending = ""
         self._live = Live(console=console, refresh_per_second=12, transient=True, vertical_overflow="crop")
-        self._live.start()
 
     def add(self, piece: str) -> None:
-        self._pending += piece
-        done, self._pending = split_blocks(self._pending)
-        if done:
-            self._live.update("")
-            self._console.print(self._render(done))
-        self._live.update(self._render(self._pending))
+        with interrupted_later():
+            self._live.start()  # once
+            self._pending += piece
+            done, self._pending = split_blocks(self._pending)
+            if done:
+                self._live.update("")
+                self._console.print(self._render(done))
+            self._live.update(self._render(self._pending))
 
     def end(self) -> None:
-        self._live.update("")
-        self._live.stop()
-        if self._pending.strip():
-            self._console.print(self._render(self._pending))
+        with interrupted_later():
+            self._live.update("")
+            self._live.stop()
+            if self._pending.strip():
+                self._console.print(self._render(self._pending))
 
     @staticmethod
     def _render(text: str) -> Any:
