@@ -177,7 +177,7 @@ def _check_heads(config: Fields, arch: ModelArchitecture) -> None:
         raise config.error("head_dim", arch.head_dim, rule)
 
 
-_MEANT_TO_BE_UNSET = {
+_UNSUPPORTED = {
     "quantization_config": "quantized checkpoints come with Day 7",
     "attn_logit_softcapping": "capped attention scores are not implemented",
     "final_logit_softcapping": "capped logits are not implemented",
@@ -188,7 +188,7 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pyto
 
 def _refuse_unsupported(config: Fields) -> None:
     """Settings that change what the model computes and that no layer here knows."""
-    for name, why in _MEANT_TO_BE_UNSET.items():
+    for name, why in _UNSUPPORTED.items():
         value = config.values.get(name)
         if value:
             raise ModelLoadError(f"config.json sets {name}: {why}.", parameter=name, value=value)
@@ -249,12 +249,12 @@ def _parse_rope(config: Fields, model_type: str) -> tuple[RopeConfig, RopeConfig
     theta = config.number("rope_theta", 1_000_000.0 if gemma else 10_000.0)
     local_theta = config.number("rope_local_base_freq", 10_000.0)
     parameters, scaling = config.section("rope_parameters"), config.section("rope_scaling")
-    # Where both are there, the older is what somebody has added by hand, as models' cards tell one to.
-    given = scaling if scaling.values else parameters
     if FULL_ATTENTION in parameters or SLIDING_ATTENTION in parameters:  # one set per layer type
         full, local = parameters.section(FULL_ATTENTION), parameters.section(SLIDING_ATTENTION)
         full = Fields({**full.values, **scaling.values}, config.where)
         return _one_rope(full, config, theta), _one_rope(local, config, local_theta)
+    # Where both are there, the older is what somebody has added by hand, as models' cards tell one to.
+    given = scaling if scaling.values else parameters
     return _one_rope(given, config, theta), RopeConfig(theta=local_theta) if gemma else None
 
 

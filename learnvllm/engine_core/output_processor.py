@@ -25,7 +25,7 @@ from learnvllm.engine_core.request_state import RequestState
 from learnvllm.engine_core.tokenizer import Tokenizer
 
 ENDED_HERE_KEPT = 4096
-"""Far more requests than end while one output is on its way."""
+"""So many ids are remembered: far more than requests end while one output is on its way."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class ProcessedOutputs:
     request_outputs: list[RequestOutput] = field(default_factory=list)
     """Of requests without a queue (LLMEngine); the others went into their queues."""
     reqs_to_abort: list[str] = field(default_factory=list)
-    """Ended here, by a stop string mostly; by the ids the core knows them by, which does not know yet."""
+    """The core's ids of those that ended here, mostly by a stop string: it does not know of that yet."""
 
 
 class OutputProcessor:

@@ -28,15 +28,14 @@ class Stage:
     """Requests; None where there are none to count."""
     finished: int = 0
     moves: int = 0
-    """What moves between the ends of two requests, ..."""
+    """Steps of the engine, say: they show that it moves between the ends of two requests."""
     moves_name: str = "steps"
-    """... and what that is."""
 
     @property
     def detail(self) -> str:
         return f"{self.moves} {self.moves_name}" if self.moves else ""
 
-    def told(self, seconds: float) -> str:
+    def line(self, seconds: float) -> str:
         requests = "" if self.total is None else f"{self.finished} of {self.total} requests"
         counted = [text for text in (requests, self.detail) if text]
         return f"{self.name}: {', '.join([*counted, f'{seconds:.0f} s'])}"
@@ -57,18 +56,18 @@ class Progress:
     @contextmanager
     def stage(self, name: str, total: int | None = None, moves_name: str = "steps") -> Iterator[Stage]:
         stage, began, over = Stage(name, total, moves_name=moves_name), time.perf_counter(), threading.Event()
-        told = []
+        threads = []
         if not self.quiet and sys.stderr is not None:
             target = _draw if _has_room(sys.stderr) else _write
-            told = [threading.Thread(target=target, args=(stage, over), name="progress", daemon=True)]
-        for thread in told:
+            threads = [threading.Thread(target=target, args=(stage, over), name="progress", daemon=True)]
+        for thread in threads:
             thread.start()
         try:
             yield stage
         finally:
             self.seconds[name] = time.perf_counter() - began
             over.set()
-            for thread in told:
+            for thread in threads:
                 thread.join()
 
 
@@ -103,7 +102,7 @@ def _write(stage: Stage, over: threading.Event) -> None:
     began = time.perf_counter()
     _say(f"{stage.name} ...")
     while not over.wait(LINE_S):
-        _say(stage.told(time.perf_counter() - began))
+        _say(stage.line(time.perf_counter() - began))
 
 
 def _say(text: str) -> None:

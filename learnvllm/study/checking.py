@@ -46,7 +46,7 @@ def check(
     exercise: Exercise,
     *,
     timeout_s: float = TIME_LIMIT_S,
-    on_output: Callable[[str], None] | None = None,
+    on_test: Callable[[str], None] | None = None,
     on_tick: Callable[[], None] | None = None,
 ) -> Checked:
     """Grade and record. Ctrl-C meanwhile, or whatever `on_tick` raises, records nothing."""
@@ -56,7 +56,7 @@ def check(
         update.keep_base(exercise)
     except StudyError as error:
         problems.append(f"The starter was not kept for later updates: {error}")
-    report = grading.grade(exercise, timeout_s=timeout_s, on_output=on_output, on_tick=on_tick)
+    report = grading.grade(exercise, timeout_s=timeout_s, on_test=on_test, on_tick=on_tick)
     try:
         record = record_check(exercise, report)
     except StudyError as error:

@@ -111,14 +111,14 @@ def grade(
     subject: Path | None = None,
     *,
     timeout_s: float = 60,
-    on_output: Callable[[str], None] | None = None,
+    on_test: Callable[[str], None] | None = None,
     on_tick: Callable[[], None] | None = None,
 ) -> GradeReport:
     """Grade `subject`, or the learner's exercise.py. Never hangs, never raises for what the file contains.
 
     Args:
         timeout_s: seconds until the process and all that it started are ended.
-        on_output: called with the name of each test that begins, for a progress display.
+        on_test: called with the name of each test as it begins, for a progress display.
         on_tick: called a few times a second meanwhile; what it raises ends the grader and reaches the caller.
 
     Raises:
@@ -141,7 +141,7 @@ def grade(
             cwd=exercise.root,
             env=_environment(path, Path(scratch)),
             timeout_s=timeout_s,
-            watch=_announcer(events_path, on_output, on_tick),
+            watch=_announcer(events_path, on_test, on_tick),
         )
         events = read_events(events_path)
         line = last_line(events_path.with_suffix(".stack"), path)
@@ -222,7 +222,7 @@ def _environment(subject: Path, scratch: Path) -> dict[str, str]:
 
 
 def _announcer(
-    events_path: Path, on_output: Callable[[str], None] | None, on_tick: Callable[[], None] | None
+    events_path: Path, on_test: Callable[[str], None] | None, on_tick: Callable[[], None] | None
 ) -> Callable[[], None]:
     """Called again and again while the grader runs: passes on which tests have begun."""
     told = 0
@@ -231,11 +231,11 @@ def _announcer(
         nonlocal told
         if on_tick is not None:
             on_tick()
-        if on_output is None:
+        if on_test is None:
             return
         names = read_events(events_path).started
         for name in names[told:]:
-            on_output(name)
+            on_test(name)
         told = len(names)
 
     return announce

@@ -270,7 +270,7 @@ class StudyApp(App[None]):
                 raise _Stopped
 
         say = partial(self._from_thread, self._say_running)
-        return check(exercise, on_output=say, on_tick=stop_if_leaving)
+        return check(exercise, on_test=say, on_tick=stop_if_leaving)
 
     @work(thread=True, group="watch")
     def _watch(self, exercise: Exercise, stop: Event) -> None:

@@ -43,7 +43,7 @@ def outcomes(report: GradeReport) -> set[str]:
 def test_the_solution_gets_all_points(free_queue: Exercise) -> None:
     solved(free_queue)
     begun: list[str] = []
-    report = grade(free_queue, on_output=begun.append)
+    report = grade(free_queue, on_test=begun.append)
     assert report.passed
     assert report.problem is None
     assert report.points == report.max_points == free_queue.points
@@ -84,7 +84,7 @@ def test_what_is_saved_meanwhile_was_not_graded(free_queue: Exercise) -> None:
     """Its hash would make it pass."""
     path = solved(free_queue)
     graded = file_hash(path)
-    report = grade(free_queue, on_output=lambda name: path.write_text("nonsense", "utf-8"))
+    report = grade(free_queue, on_test=lambda name: path.write_text("nonsense", "utf-8"))
     assert report.passed
     assert report.subject_hash == graded != file_hash(path)
 

@@ -91,7 +91,7 @@ def _check_and_show(exercise: Exercise, args: argparse.Namespace) -> Checked:
             checked = check(
                 exercise,
                 timeout_s=args.timeout,
-                on_output=lambda name: status.update(escape(readable(name))),
+                on_test=lambda name: status.update(escape(readable(name))),
             )
     else:
         checked = check(exercise, timeout_s=args.timeout)

@@ -48,7 +48,7 @@ def _about_more_hints(exercise: Exercise, first: int, count: int) -> str:
         return f"No hint was shown yet. [cmd]learnvllm hint {exercise.name}[/] shows the first."
     if first == count:
         solution = f"[cmd]learnvllm solution {exercise.name} --give-up[/]"
-        return f"There are no more; {again} shows them. If you are stuck: {solution} (it is recorded)."
+        return f"There are no more; {again} repeats them. If you are stuck: {solution} (it is recorded)."
     return f"[faint]Those before it: {again}[/]" if first else ""
 
 

@@ -1,4 +1,4 @@
-"""A day's exercises as a table: what each rebuilds, how long it takes, the command that checks it."""
+"""A day's exercises: a table with level, minutes and points, then what each rebuilds and what checks it."""
 
 from __future__ import annotations
 

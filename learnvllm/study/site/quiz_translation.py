@@ -1,6 +1,6 @@
 """A quiz in another language: `quizzes/zh/dayNN.yml` has the words; what is right stays in `quizzes`.
 
-That it is of the present English quiz is said by the page it stands on: see translation.source_hash.
+Whether the English quiz has changed since is said by the page it stands on: see translation.source_hash.
 """
 
 from __future__ import annotations

@@ -84,12 +84,12 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stands in for the grader: says what this dictionary says; `calls` counts."""
     says: dict[str, Any] = {"passed": True, "hash": "a", "raises": None, "calls": 0, "problem": None}
 
-    def grade(exercise: Exercise, *args: Any, on_output: Any = None, **kwargs: Any) -> GradeReport:
+    def grade(exercise: Exercise, *args: Any, on_test: Any = None, **kwargs: Any) -> GradeReport:
         says["calls"] += 1
         if says["raises"]:
             raise says["raises"]
-        if on_output:
-            on_output("test_it")
+        if on_test:
+            on_test("test_it")
         passed = says["passed"]
         points = exercise.points if passed else 0
         outcome, message = ("passed", "") if passed else ("failed", "expected 4, got 3\nread the page")
