@@ -8,6 +8,7 @@ vllm/v1/engine/output_processor.py (OutputProcessor).
 from __future__ import annotations
 
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,8 +25,9 @@ from learnvllm.engine_core.protocol import from_remote_error
 from learnvllm.engine_core.request_state import RequestState
 from learnvllm.engine_core.tokenizer import Tokenizer
 
-ENDED_HERE_KEPT = 4096
-"""So many ids are remembered: far more than requests end while one output is on its way."""
+ENDED_HERE_KEPT, ENDED_HERE_S = 4096, 300.0
+"""So many ids are remembered, and more as long as one of their outputs may be on its way: any number of
+requests may end at once."""
 
 
 @dataclass
@@ -56,8 +58,8 @@ class OutputProcessor:
         """For the next IterationStats."""
         self._renamed: dict[str, str] = {}
         """The id here -> the core's, where that is another (see `_core_id`)."""
-        self._ended_here: OrderedDict[str, None] = OrderedDict()
-        """The last of the core's ids whose requests ended here first."""
+        self._ended_here: OrderedDict[str, float] = OrderedDict()
+        """The last of the core's ids whose requests ended here first, and when."""
         self._numbers = itertools.count(1)
 
     def has_unfinished_requests(self) -> bool:
@@ -69,11 +71,7 @@ class OutputProcessor:
     def check_unused(self, request_ids: Iterable[str]) -> None:
         """Raises ValidationError when a request of such an id is running."""
         for request_id in request_ids:
-            if (
-                request_id in self.request_states
-                or request_id in self._renamed
-                or request_id in self.parent_requests
-            ):
+            if self._running(request_id) is not None or request_id in self.parent_requests:
                 raise ValidationError(
                     f"request_id {request_id!r} is in use by a running request; choose another.",
                     parameter="request_id",
@@ -177,10 +175,10 @@ class OutputProcessor:
         for request_id in request_ids:
             parent = self.parent_requests.get(request_id)
             for child_id in [request_id] if parent is None else parent.child_ids():
-                core_id = self._renamed.get(child_id, child_id)
-                state = self.request_states.get(core_id)
-                if state is None:
+                core_id = self._running(child_id)
+                if core_id is None:
                     continue
+                state = self.request_states[core_id]
                 aborted.append(core_id)
                 self._note_ended_here(core_id)
                 self._finish(state, FinishReason.ABORT, None)
@@ -221,16 +219,33 @@ class OutputProcessor:
 
     def _forget_states(self, request_ids: Iterable[str]) -> list[str]:
         """Drop them without a word; returns the core's ids of those there were."""
-        core_ids = [self._renamed.pop(request_id, request_id) for request_id in request_ids]
-        dropped = [core_id for core_id in core_ids if self.request_states.pop(core_id, None) is not None]
-        for core_id in dropped:
-            self._note_ended_here(core_id)
+        dropped = []
+        for request_id in request_ids:
+            core_id = self._running(request_id)
+            if core_id is not None:
+                del self.request_states[core_id]
+                self._renamed.pop(request_id, None)
+                self._note_ended_here(core_id)
+                dropped.append(core_id)
         return dropped
 
+    def _running(self, request_id: str) -> str | None:
+        """The core's id of a request, by the id it has here; None where there is none.
+
+        A request's id here may be what the core calls another: "a#1".
+        """
+        core_id = self._renamed.get(request_id, request_id)
+        state = self.request_states.get(core_id)
+        return core_id if state is not None and state.request_id == request_id else None
+
     def _note_ended_here(self, core_id: str) -> None:
-        self._ended_here[core_id] = None
-        if len(self._ended_here) > ENDED_HERE_KEPT:
-            self._ended_here.popitem(last=False)
+        now = time.monotonic()
+        self._ended_here[core_id] = now
+        while len(self._ended_here) > ENDED_HERE_KEPT:
+            oldest = next(iter(self._ended_here))
+            if now - self._ended_here[oldest] < ENDED_HERE_S:
+                break
+            del self._ended_here[oldest]
 
     def _core_id(self, request_id: str) -> str:
         """What the core is to call a request: by its id, unless the core may still be sending outputs of an

@@ -15,6 +15,7 @@ from learnvllm.architecture.messages import (
 )
 from learnvllm.architecture.outputs import RequestOutput
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
+from learnvllm.engine_core import output_processor
 from learnvllm.engine_core.metrics.stats import IterationStats
 from learnvllm.engine_core.output_collector import RequestOutputCollector
 from learnvllm.engine_core.output_processor import OutputProcessor
@@ -320,6 +321,39 @@ def test_an_id_that_ended_in_the_core_is_the_cores_next_one_too() -> None:
     for _ in range(2):
         assert session.add("r") == ["r"]
         session.feed("a", finish=FinishReason.LENGTH)
+
+
+def test_an_id_like_the_name_the_core_has_for_another_request_is_an_id_like_any() -> None:
+    session = Session()
+    session.add("r")
+    session.processor.abort_requests(["r"])
+    (core_id,) = session.add("r")  # "r#1", as the outputs of the first may be on their way
+    assert session.processor.abort_requests([core_id]) == []
+    assert session.processor.forget(core_id) == []
+    session.processor.check_unused([core_id])
+    (of_other,) = session.add(core_id)
+    assert of_other != core_id
+    outputs = session.feed("x", core_id) + session.feed("y", of_other)
+    assert [(output.request_id, output.outputs[0].text) for output in outputs] == [("r", "x"), (core_id, "y")]
+    assert session.processor.abort_requests([core_id, "r"]) == [of_other, core_id]
+    assert not session.processor.has_unfinished_requests()
+
+
+def test_ids_of_however_many_requests_that_ended_at_once_are_not_the_cores_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(output_processor.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(output_processor, "ENDED_HERE_KEPT", 3)
+    session, ids = Session(), [f"r{i}" for i in range(5)]
+    for request_id in ids:
+        session.add(request_id)
+    session.processor.abort_requests(ids)
+    assert session.add("r0") != ["r0"]
+    now[0] = output_processor.ENDED_HERE_S  # later they are kept no longer
+    session.processor.abort_requests(["r0"])
+    assert len(session.processor._ended_here) == 3
+    assert session.add("r0") == ["r0"]
 
 
 # ------------------------------------------------------------------------------------------------- collectors
