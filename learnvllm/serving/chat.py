@@ -73,7 +73,7 @@ class Conversation:
             self.view.error(f"{error} ({advice}.)")
             return False
         finally:
-            stream.close()  # type: ignore[attr-defined]  # both are generators
+            stream.close()
         if said or not interrupted:
             self.turns += [question, {"role": "assistant", "content": said}]
         ended = time.perf_counter()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,11 +32,11 @@ class Piece:
 
 
 class ChatBackend(Protocol):
-    """Whoever answers. Closing the iterator of `stream` stops the answer."""
+    """Whoever answers. Closing the generator of `stream` stops the answer."""
 
     model: str
 
-    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[Piece]:
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Generator[Piece, None, None]:
         """The answer, piece by piece. `params`: fields of a chat request, as `check_params` lets them pass.
 
         Raises:
@@ -56,7 +56,7 @@ class EngineBackend:
         self.renderer = Renderer(engine.tokenizer, engine.config.max_model_len)
         self.model = engine.config.served_model_name
 
-    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[Piece]:
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Generator[Piece, None, None]:
         request = parse_request(ChatCompletionRequest, {**params, "messages": messages, "stream": True})
         prompt = self.renderer.render_chat(request.messages, chat_params(request))
         limit = self.renderer.output_limit(prompt, request.token_limit, "messages")
@@ -115,7 +115,7 @@ class HttpBackend:
                 f"{url} does not speak the OpenAI API: {error!r}.", parameter="url"
             ) from None
 
-    def stream(self, messages: list[Message], params: dict[str, Any]) -> Iterator[Piece]:
+    def stream(self, messages: list[Message], params: dict[str, Any]) -> Generator[Piece, None, None]:
         import httpx
 
         body = {**params, "model": self.model, "messages": messages, "stream": True}

@@ -14,10 +14,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """
     names = [column.removesuffix(":") for column in columns]
     rules = ["---:" if column.endswith(":") else "---" for column in columns]
-    return "\n".join([_line(names), f"|{'|'.join(rules)}|", *map(_line, rows)])
+    return "\n".join([line(names), f"|{'|'.join(rules)}|", *map(line, rows)])
 
 
-def _line(cells: Sequence[object]) -> str:
+def line(cells: Sequence[object]) -> str:
+    """One row."""
     return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
 
 

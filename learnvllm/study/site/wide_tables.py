@@ -10,6 +10,7 @@ import html
 import re
 
 from learnvllm.study.site import maths
+from learnvllm.study.tables import line
 
 SENTENCE = 40
 """Characters of a cell that make its table one with sentences."""
@@ -41,7 +42,7 @@ def _ready(names: list[str], rows: list[str]) -> list[str]:
     if max((len(plain(cell)) for row in table for cell in row), default=0) >= SENTENCE:
         labels = [html.escape(plain(name)) for name in names]
         table = [[_labelled(cell, label) for cell, label in zip(row, labels)] for row in table]
-    return ["|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in table]
+    return [line(row) for row in table]
 
 
 def cells(row: str) -> list[str]:
