@@ -57,7 +57,7 @@ class OutputProcessor:
         self._aborted: list[RequestState] = []
         """For the next IterationStats."""
         self._renamed: dict[str, str] = {}
-        """The id here -> the core's, where that is another (see `_core_id`)."""
+        """The id here -> the core's, where that is another (see `_new_core_id`)."""
         self._ended_here: OrderedDict[str, float] = OrderedDict()
         """The last of the core's ids whose requests ended here first, and when."""
         self._numbers = itertools.count(1)
@@ -71,7 +71,7 @@ class OutputProcessor:
     def check_unused(self, request_ids: Iterable[str]) -> None:
         """Raises ValidationError when a request of such an id is running."""
         for request_id in request_ids:
-            if self._running(request_id) is not None or request_id in self.parent_requests:
+            if self._core_id_of(request_id) is not None or request_id in self.parent_requests:
                 raise ValidationError(
                     f"request_id {request_id!r} is in use by a running request; choose another.",
                     parameter="request_id",
@@ -89,7 +89,7 @@ class OutputProcessor:
     ) -> EngineCoreRequest:
         """Start tracking; returns the request as the core is to get it. Call `check_unused` before adding the
         first of a request's children."""
-        core_id = self._core_id(request.request_id)
+        core_id = self._new_core_id(request.request_id)
         self.request_states[core_id] = RequestState(
             request,
             prompt,
@@ -175,7 +175,7 @@ class OutputProcessor:
         for request_id in request_ids:
             parent = self.parent_requests.get(request_id)
             for child_id in [request_id] if parent is None else parent.child_ids():
-                core_id = self._running(child_id)
+                core_id = self._core_id_of(child_id)
                 if core_id is None:
                     continue
                 state = self.request_states[core_id]
@@ -221,7 +221,7 @@ class OutputProcessor:
         """Drop them without a word; returns the core's ids of those there were."""
         dropped = []
         for request_id in request_ids:
-            core_id = self._running(request_id)
+            core_id = self._core_id_of(request_id)
             if core_id is not None:
                 del self.request_states[core_id]
                 self._renamed.pop(request_id, None)
@@ -229,7 +229,7 @@ class OutputProcessor:
                 dropped.append(core_id)
         return dropped
 
-    def _running(self, request_id: str) -> str | None:
+    def _core_id_of(self, request_id: str) -> str | None:
         """The core's id of a request, by the id it has here; None where there is none.
 
         A request's id here may be what the core calls another: "a#1".
@@ -247,7 +247,7 @@ class OutputProcessor:
                 break
             del self._ended_here[oldest]
 
-    def _core_id(self, request_id: str) -> str:
+    def _new_core_id(self, request_id: str) -> str:
         """What the core is to call a request: by its id, unless the core may still be sending outputs of an
         earlier request of that id, which ended here first. They must not be taken for the new one's."""
         core_id = request_id

@@ -39,7 +39,7 @@ def _section(exercise: Exercise, link: Link, say: Say) -> str:
     if exercise.prerequisites:
         facts.append(say("- **Do first**: {}.").format(_before(exercise, link)))
     if exercise.out_of_scope:
-        facts.append(say("- **Not needed**: {}").format(names_kept(exercise.out_of_scope.strip())))
+        facts.append(say("- **Not asked**: {}").format(names_kept(exercise.out_of_scope.strip())))
     check, hint = f"learnvllm check {exercise.id}", f"learnvllm hint {exercise.id}"
     commands = (
         f"{check}      # {say('grade it; --watch grades whenever the file is saved')}",

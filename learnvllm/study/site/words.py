@@ -48,7 +48,7 @@ CHINESE = {
     ),
     "- **Read first**: {}.": "- **先读**：{}。",
     "- **Do first**: {}.": "- **先做**：{}。",
-    "- **Not needed**: {}": "- **不需要**：{}",
+    "- **Not asked**: {}": "- **不要求**：{}",
     "grade it; --watch grades whenever the file is saved": "评分；加 --watch 则每次保存都评分",
     "the next hint": "下一条提示",
     # the quiz; quiz_logic.js says the rest
