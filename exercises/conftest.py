@@ -1,7 +1,10 @@
 """What every grader relies on: the points marker, repeatable hypothesis, failures that a learner can read."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 pytest.register_assert_rewrite("support")
 
@@ -17,6 +20,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("exercises")
+
+# Hypothesis also tries the constants that it finds in local modules: the examples would be others for each
+# learner's file, and after each change of a number anywhere in the engine. There is no setting for it.
+with suppress(AttributeError):  # an older one does not look for them
+    NO_CONSTANTS = providers._local_constants  # empty, as no example has been drawn yet
+    providers._get_local_constants = lambda: NO_CONSTANTS
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -216,6 +216,35 @@ logging.getLogger("learner").error("done")
     assert seen.exists() is (logger == "learner")
 
 
+def test_the_numbers_in_a_file_have_no_say_in_the_examples(free_queue: Exercise, tmp_path: Path) -> None:
+    """Passed here means passed everywhere: hypothesis would try the constants of the learner's file, too."""
+    drawn = tmp_path / "drawn"
+    free_queue.test_path.write_text(
+        f"""
+import pytest
+from hypothesis import given, strategies as st
+from learnvllm.study.subject import load_subject
+
+load_subject(__file__)
+
+@pytest.mark.points({free_queue.points})
+@given(st.integers(), st.text())
+def test_draws(number, text):
+    with open({str(drawn)!r}, "a") as file:
+        print(number, ascii(text), file=file)
+""",
+        "utf-8",
+    )
+    seen = []
+    for constants in ("", "N = [1234567 + 0, 7654321 + 0, 31415926 + 0]\nT = 'a learner', 'of words'\n"):
+        solved(free_queue, at_the_end=constants)
+        assert grade(free_queue).passed
+        seen.append(drawn.read_text())
+        drawn.unlink()
+    assert seen[0] == seen[1]
+    assert seen[0].count("\n") >= 100
+
+
 def test_a_huge_print_is_cut(free_queue: Exercise) -> None:
     solved(free_queue, "print('begin'); print('x' * 10_000_000); print('end')")
     report = grade(free_queue)

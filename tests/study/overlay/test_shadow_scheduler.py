@@ -66,10 +66,14 @@ UNSEEN: dict[str, set[str]] = {
         "taken before refused",
         "double free unnoticed",
         "the null block gets a name",
+        "counts before it refuses",
+        "every holder that leaves is logged",
     },
     "block_hashing": {
         "Python's hash",
         "only the first source is asked",
+        "what is no UTF-8 is replaced",
+        "case does not matter",
     },
     "prefix_lookup": {
         "prompt log-probabilities skipped",
@@ -83,6 +87,7 @@ UNSEEN: dict[str, set[str]] = {
     },
     "hybrid_hit": {
         "only the neighbours agree",
+        "two rounds are enough",
     },
     "hits_that_stop": {
         "hits are free of charge",
@@ -93,8 +98,16 @@ UNSEEN: dict[str, set[str]] = {
         "demoted but still reused",
         "demoted to the front",
         "no bound",
+        "always the default share",
     },
-    "token_budget": {"share-takes-what-decodes-need"},
+    "token_budget": {
+        "share-takes-what-decodes-need",
+        "nothing-left-for-prompts",
+    },
+    "preemption": {
+        "no event",
+        "not in the statistics",
+    },
 }
 """Wrong versions that decide as the reference does in this traffic: slower ones, and those that only misuse
 or a rarer configuration shows."""
