@@ -19,6 +19,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from learnvllm.architecture.config import EngineConfig
@@ -106,10 +107,11 @@ class MultiprocExecutor(Executor):
             for source in ready:  # answers first: a worker may have answered before it died
                 if isinstance(source, Connection):
                     try:
-                        self._answer(by_pipe[source].rank, source.recv())
+                        answer = _receive(source)
                     except (EOFError, OSError):
                         self._fail(by_pipe[source])
                         return
+                    self._answer(by_pipe[source].rank, answer)
             for source in ready:
                 if isinstance(source, int) and not by_sentinel[source].pipe.poll():
                     self._fail(by_sentinel[source])
@@ -257,6 +259,16 @@ def run_worker(
         except Exception as error:
             answer = (False, (error, traceback.format_exc()))
         _send(pipe, answer)
+
+
+def _receive(pipe: Connection) -> Answer:
+    data = pipe.recv_bytes()
+    try:
+        answer: Answer = ForkingPickler.loads(data)
+    except Exception as error:  # else the only thread that reads answers would end
+        text = traceback.format_exc()
+        answer = (False, (RuntimeError(f"An answer cannot be read: {type(error).__name__}: {error}"), text))
+    return answer
 
 
 def _send(pipe: Connection, answer: Answer) -> None:

@@ -206,6 +206,28 @@ def test_an_error_that_cannot_be_made_again_on_this_side_is_told_in_words() -> N
     assert "load_model_with_an_error_of_its_own_kind" in "".join(caught.value.__notes__)
 
 
+class HomeboundError(Exception):
+    """Can be made again in the process it comes from only."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _homebound_error, (os.getpid(),)
+
+
+def _homebound_error(pid: int) -> HomeboundError:
+    if os.getpid() != pid:
+        raise ValueError("not here")
+    return HomeboundError()
+
+
+def load_model_with_an_error_that_stays_at_home(config: EngineConfig) -> DecoderModel:
+    raise HomeboundError
+
+
+def test_an_answer_that_cannot_be_read_does_not_hang_its_caller() -> None:
+    with pytest.raises(RuntimeError, match="An answer cannot be read: ValueError: not here"):
+        MultiprocExecutor(make_config(backend="mp"), load_model_with_an_error_that_stays_at_home)
+
+
 # ------------------------------------------------------------------------------------------- results, by rank
 
 
