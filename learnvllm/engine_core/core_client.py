@@ -87,13 +87,13 @@ class InprocClient(SyncEngineCoreClient):
     def get_output(self) -> EngineCoreOutputs:
         self.check_health()
         if not self._outputs:
-            try:
-                with interrupt_afterwards():
+            with interrupt_afterwards():  # also of a step that fails: a Ctrl-C then is what the caller gets
+                try:
                     outputs, _ = self.core.step()
                     self._outputs.append(outputs.get(0) or EngineCoreOutputs())
-            except Exception as error:
-                self._dead = EngineDeadError(f"The engine cannot go on: {type(error).__name__}: {error}")
-                raise self._dead from error  # later callers get it again, with its cause
+                except Exception as error:
+                    self._dead = EngineDeadError(f"The engine cannot go on: {type(error).__name__}: {error}")
+                    raise self._dead from error  # later callers get it again, with its cause
         return self._outputs.popleft()
 
     def submit_utility(self, method: str, *args: Any) -> Future[Any]:

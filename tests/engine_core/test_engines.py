@@ -225,6 +225,20 @@ def test_ctrl_c_in_a_step_loses_nothing_for_whoever_goes_on(when: int) -> None:
     assert not engine.has_unfinished_requests()
 
 
+def test_a_step_that_fails_is_the_end_even_if_ctrl_c_comes_in_it() -> None:
+    client = in_process().llm_engine.engine_core
+
+    def failing_step():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("blocks half allocated")
+
+    client.core.step = failing_step
+    with pytest.raises(KeyboardInterrupt):
+        client.get_output()
+    with pytest.raises(EngineDeadError, match="blocks half allocated"):
+        client.get_output()
+
+
 def test_ctrl_c_between_steps_leaves_both_kinds_of_engine_usable(llm) -> None:
     step, calls = llm.llm_engine.step, itertools.count()
 
