@@ -519,6 +519,13 @@ def test_commands_change_parameters_and_the_system_message(
     assert "/what" in errors
 
 
+@pytest.mark.parametrize("word", ["exit", "quit", "/exit"])
+def test_a_word_that_leaves_a_shell_leaves_the_chat(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ScriptedBackend("ok")
+    converse(backend, f"one\n{word}\ntwo\n", monkeypatch)
+    assert len(backend.asked) == 1
+
+
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = ScriptedBackend("half ", "an ", None, "answer")
     converse(backend, "one\ntwo\n", monkeypatch)

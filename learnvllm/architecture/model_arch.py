@@ -122,7 +122,7 @@ class ModelArchitecture:
             head_dim=config.integer("head_dim", hidden // heads),
             max_position_embeddings=config.integer("max_position_embeddings"),
             rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-            hidden_act=_activation(config),
+            hidden_act=_activation(config, model_type),
             tie_word_embeddings=config.flag("tie_word_embeddings", gemma),
             attention_bias=model_type == "qwen2" or has_bias,
             attention_out_bias=model_type != "qwen2" and has_bias,
@@ -194,8 +194,10 @@ def _refuse_unsupported(config: Fields) -> None:
             raise ModelLoadError(f"config.json sets {name}: {why}.", parameter=name, value=value)
 
 
-def _activation(config: Fields) -> str:
-    name = config.text("hidden_activation", config.text("hidden_act", "silu"))
+def _activation(config: Fields, model_type: str) -> str:
+    name = config.text("hidden_act", "silu")
+    if model_type == "gemma3_text":  # its own name for it; others leave such a field alone
+        name = config.text("hidden_activation", name)
     if name not in _ACTIVATIONS:
         raise ModelLoadError(
             f"hidden_act {name!r} is not implemented. Implemented: {', '.join(_ACTIVATIONS)}.",

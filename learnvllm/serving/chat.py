@@ -156,6 +156,8 @@ def run(backend: ChatBackend, params: dict[str, Any], system: str | None, *, pla
     view.welcome(backend.model)
     answered = True
     while (line := view.read()) is not None:
+        if line in ("exit", "quit"):  # as in a shell; nobody asks a model that
+            break
         if line.startswith("/"):
             if not conversation.command(line):
                 break

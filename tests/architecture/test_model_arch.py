@@ -66,6 +66,12 @@ def test_what_is_not_said_is_what_transformers_takes(
     assert list(arch.layer_types) == getattr(theirs, "layer_types", [FULL_ATTENTION] * 3)
 
 
+@pytest.mark.parametrize(("model_type", "act"), [("llama", "silu"), ("gemma3_text", "gelu_pytorch_tanh")])
+def test_gemma_alone_names_its_activation_otherwise(model_type: str, act: str, tmp_path: Path) -> None:
+    both = {"hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"}
+    assert parse(tmp_path, SPARSE, model_type=model_type, num_key_value_heads=2, **both).hidden_act == act
+
+
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text"])
 def test_a_rope_scaling_that_was_added_by_hand_counts(model_type: str, tmp_path: Path) -> None:
     from transformers import AutoConfig

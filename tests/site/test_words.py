@@ -21,6 +21,7 @@ SAID_BY_NAME = {
     *pages.LABELS.values(),
     *(title for _, title in routes.OPERATOR),
     *("Read", "Run", "Build", "Answer"),
+    *("concepts", "exercises", "walkthrough", "upstream"),  # pages that an exercise names as its reading
 }
 """Texts that reach `say` through a variable."""
 

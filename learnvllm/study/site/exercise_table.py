@@ -35,7 +35,7 @@ def _section(exercise: Exercise, link: Link, say: Say) -> str:
         ),
     ]
     if exercise.reading:
-        facts.append(say("- **Read first**: {}.").format(_reading(exercise, link)))
+        facts.append(say("- **Read first**: {}.").format(_reading(exercise, link, say)))
     if exercise.prerequisites:
         facts.append(say("- **Do first**: {}.").format(_before(exercise, link)))
     if exercise.out_of_scope:
@@ -61,14 +61,14 @@ def _work(exercise: Exercise, say: Say) -> str:
     return ", ".join(f"`{blank.member}`" for blank in exercise.blanks if not blank.omit)
 
 
-def _reading(exercise: Exercise, link: Link) -> str:
-    return ", ".join(f"[{_page_name(page)}]({link(page)})" for page in exercise.reading)
+def _reading(exercise: Exercise, link: Link, say: Say) -> str:
+    return ", ".join(f"[{_page_name(page, say)}]({link(page)})" for page in exercise.reading)
 
 
-def _page_name(page: str) -> str:
+def _page_name(page: str, say: Say) -> str:
     """topics/scheduling/concepts.md#preemption -> concepts, preemption."""
     path, _, anchor = page.partition("#")
-    name = path.rpartition("/")[2].removesuffix(".md")
+    name = say(path.rpartition("/")[2].removesuffix(".md"))
     return f"{name}, {anchor.replace('-', ' ')}" if anchor else name
 
 

@@ -51,6 +51,10 @@ CHINESE = {
     "- **Not asked**: {}": "- **不要求**：{}",
     "grade it; --watch grades whenever the file is saved": "评分；加 --watch 则每次保存都评分",
     "the next hint": "下一条提示",
+    "concepts": "概念",
+    "exercises": "练习",
+    "walkthrough": "代码导读",
+    "upstream": "在 vLLM 中",
     # the quiz; quiz_logic.js says the rest
     "This day has no quiz yet.": "这一天还没有测验。",
     "The answer": "答案",
