@@ -8,13 +8,9 @@ import mkdocs_gen_files
 from mkdocs.exceptions import Abort
 
 from learnvllm.architecture.errors import LearnVLLMError
-from learnvllm.study import notebooks
 from learnvllm.study.site import nav, tree
 
 jieba.setLogLevel(logging.WARNING)  # the search asks it for Chinese words
-for handler in logging.getLogger("mkdocs").handlers:  # a line for each notebook that runs
-    notebooks.logger.addHandler(handler)
-notebooks.logger.setLevel(logging.getLogger("mkdocs").level)
 try:
     files = tree.site_tree(with_log=not os.environ.get("CI"))
     navigation = nav.navigation(files)
