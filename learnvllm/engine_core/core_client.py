@@ -116,7 +116,8 @@ class InprocClient(SyncEngineCoreClient):
 
 @contextmanager
 def interrupt_afterwards() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: half a step would leave blocks half allocated."""
+    """Hold Ctrl-C back until the block is done: half a step would leave blocks half allocated, and half a
+    redrawn screen shows what is on it twice."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is ever interrupted
         return

@@ -56,23 +56,25 @@ class Progress:
     @contextmanager
     def stage(self, name: str, total: int | None = None, moves_name: str = "steps") -> Iterator[Stage]:
         stage, began, over = Stage(name, total, moves_name=moves_name), time.perf_counter(), threading.Event()
-        threads = []
+        thread = None
         if not self.quiet and sys.stderr is not None:
             target = _draw if _has_room(sys.stderr) else _write
-            threads = [threading.Thread(target=target, args=(stage, over), name="progress", daemon=True)]
-        for thread in threads:
+            thread = threading.Thread(target=target, args=(stage, over), name="progress", daemon=True)
             thread.start()
         try:
             yield stage
         finally:
             self.seconds[name] = time.perf_counter() - began
             over.set()
-            for thread in threads:
+            if thread is not None:
                 thread.join()
 
 
 def _has_room(stream: TextIO) -> bool:
-    """Whether it is a terminal that a bar can be drawn on: of one without a size tqdm would draw nothing."""
+    """Whether it is a terminal that a bar can be drawn on: in one of size 0 tqdm draws nothing.
+
+    One that cannot be asked for its size is taken to have one.
+    """
     if not stream.isatty():
         return False
     try:

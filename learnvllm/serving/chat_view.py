@@ -13,7 +13,8 @@ from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.text import is_utf8
-from learnvllm.serving.terminal import interrupted_later, typing_unseen
+from learnvllm.engine_core.core_client import interrupt_afterwards
+from learnvllm.serving.terminal import typing_unseen
 
 
 class ChatView:
@@ -137,7 +138,7 @@ class _MarkdownStream:
         self._live = Live(console=console, refresh_per_second=12, transient=True, vertical_overflow="crop")
 
     def add(self, piece: str) -> None:
-        with interrupted_later():
+        with interrupt_afterwards():
             self._live.start()  # once
             self._pending += piece
             done, self._pending = split_blocks(self._pending)
@@ -147,7 +148,7 @@ class _MarkdownStream:
             self._live.update(self._render(self._pending))
 
     def end(self) -> None:
-        with interrupted_later():
+        with interrupt_afterwards():
             self._live.update("")
             self._live.stop()
             if self._pending.strip():

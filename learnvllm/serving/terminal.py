@@ -1,12 +1,8 @@
-"""A terminal while a program writes to it: what is typed meanwhile is not shown but kept, and a Ctrl-C waits
-until what is on the screen is whole.
-"""
+"""A terminal while a program writes to it: what is typed meanwhile is not shown but kept."""
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,19 +28,3 @@ def typing_unseen() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSANOW, before)
-
-
-@contextmanager
-def interrupted_later() -> Iterator[None]:
-    """A Ctrl-C in here raises KeyboardInterrupt at the end, not amid."""
-    if threading.current_thread() is not threading.main_thread():  # no signal comes here
-        yield
-        return
-    came = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from learnvllm.engine_core.core_client import interrupt_afterwards
 from learnvllm.serving.chat_view import _make_console, _MarkdownStream
-from learnvllm.serving.terminal import interrupted_later
 from tests.serving.fake_server import FakeServer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
@@ -174,7 +174,7 @@ def test_ctrl_c_waits_until_the_screen_is_whole() -> None:
     done = []
 
     def draw() -> None:
-        with interrupted_later():
+        with interrupt_afterwards():
             signal.raise_signal(signal.SIGINT)
             done.append(1)
 
@@ -182,7 +182,7 @@ def test_ctrl_c_waits_until_the_screen_is_whole() -> None:
         draw()
     assert done == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with interrupted_later():
+    with interrupt_afterwards():
         pass
 
 
