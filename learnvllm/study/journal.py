@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from learnvllm.study import files
 from learnvllm.study.catalogue import DAYS, find_day
 from learnvllm.study.exercise import StudyError
+from learnvllm.study.tables import table
 
 if TYPE_CHECKING:
     from learnvllm.study.overview import DayState
@@ -189,17 +190,16 @@ def _with_facts(path: Path, text: str, generated: str) -> str:
 
 def facts(state: DayState, progress: Progress) -> str:
     """What we know of the learner's day, as Markdown."""
-    rows = ["| exercise | state | points | hints | tries |", "|---|---|---:|---:|---:|"]
+    rows = []
     for exercise in state.exercises:
         record = exercise.record
         told = f"passed {record.passed:%Y-%m-%d}" if record.passed else exercise.status
         told += ", gave up" if record.gave_up else ""
         told += " (the exercise has changed since)" if exercise.status == "changed" else ""
-        rows.append(
-            f"| {exercise.exercise.title} | {told} | {record.points:g} of {exercise.exercise.points} "
-            f"| {record.hints} | {record.attempts} |"
-        )
-    parts = ["\n".join(rows) if state.exercises else "This day's exercises are not there yet."]
+        points = f"{record.points:g} of {exercise.exercise.points}"
+        rows.append((exercise.exercise.title, told, points, record.hints, record.attempts))
+    head = ("exercise", "state", "points:", "hints:", "tries:")
+    parts = [table(head, rows) if state.exercises else "This day's exercises are not there yet."]
     if state.quiz:
         quiz = state.quiz
         parts.append(f"Quiz: {quiz.right} of {quiz.questions} right, {quiz.answered} answered.")

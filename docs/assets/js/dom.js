@@ -1,4 +1,4 @@
-// Making elements, and the little that all views share.
+// Making elements (the quiz does, too), and the little that all views share.
 (function (learnvllm) {
   "use strict";
 

@@ -79,7 +79,7 @@
 
   class Quiz {
     constructor(root) {
-      this.key = `learnvllm.quiz.${root.dataset.day ?? location.pathname}`;
+      this.key = `learnvllm.quiz.${root.dataset.day}`;
       this.words = learnvllm.quiz.WORDS[root.lang] ?? learnvllm.quiz.WORDS.en;
       this.saved = this.load(); // id -> {given, right}
       this.questions = [...root.querySelectorAll(".quiz-question")].map((fieldset) => {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from learnvllm.study.catalogue import DAYS, Day, exercises_of
+from learnvllm.study.catalogue import DAYS, Day, load_exercises
 from learnvllm.study.site import day_plan, pages
 from learnvllm.study.site.day_plan import Step, linked, total_minutes
 from learnvllm.study.site.pages import Link
@@ -17,9 +17,10 @@ HOUR = 60
 
 def days_table(link: Link, say: Say = str) -> str:
     """One row a day."""
-    rows = []
+    rows, every_exercise = [], load_exercises()
     for day in DAYS:
-        there, exercises = pages.topic_pages(day), exercises_of(day)
+        there = pages.topic_pages(day)
+        exercises = [exercise for exercise in every_exercise if exercise.day == day.number]
         title = say(day.title)
         if "index" in there:
             title = f"[{title}]({link(there['index'].path)})"

@@ -60,7 +60,7 @@ def translated_source(name: str) -> str:
         raise StudyError(f"docs/{_file_of(name)} translates docs/{name}, which is not there")
     meta, body = _read(name)
     body = mend_links(body, name, target, other)
-    if not _is_current(name):
+    if meta.get("source_hash") != source_hash(DOCS / name):
         back = posixpath.relpath(name, posixpath.dirname(target))
         banner = OUTDATED.format(english=back)
         body = re.sub(r"(?m)^(# .+)$", lambda heading: f"{heading[1]}\n\n{banner}", body, count=1)

@@ -107,7 +107,7 @@ def _named(needed: str, place: directives.Place) -> str:
         return needed
     if not (DOCS / path).is_file():  # not written yet
         return f"`{path}`"
-    if place.page.startswith(translation.FOLDER) and path in translation.translated():
+    if place.language == "zh" and path in translation.translated():
         return f"[{translation.title(path)}]({place.link(needed)})"
     day = directives.place_of(path).day
     label = pages.LABELS.get(Path(path).stem) if day else None
