@@ -174,7 +174,8 @@ class OutputProcessor:
         aborted: list[str] = []
         for request_id in request_ids:
             parent = self.parent_requests.get(request_id)
-            for child_id in [request_id] if parent is None else parent.child_ids():
+            # Of a parent only who still runs: the id of one that has ended may be another request's by now.
+            for child_id in [request_id] if parent is None else parent.unfinished_ids():
                 core_id = self._core_id_of(child_id)
                 if core_id is None:
                     continue

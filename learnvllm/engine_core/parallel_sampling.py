@@ -31,6 +31,9 @@ class ParentRequest:
     def child_ids(self) -> list[str]:
         return [self.child_id(index) for index in range(self.params.n)]
 
+    def unfinished_ids(self) -> list[str]:
+        return [child_id for child_id in self.child_ids() if child_id in self.unfinished]
+
     def child_params(self, index: int) -> SamplingParams:
         """The same wish for one completion; a seed is moved on by the index, or all would be equal."""
         seed = self.params.seed

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from learnvllm.study import files
 from learnvllm.study.catalogue import find_day
 from learnvllm.study.exercise import StudyError
 
+FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+"""５７ and ， of a Chinese keyboard -> 57 and a comma."""
 TYPES = ("choice", "multiple", "number")
 _NUMBER = re.compile(r"(?ai)[+-]?(\d{1,3}([, \u00a0\u202f]\d{3})+|\d+)?(\.\d*)?(e[+-]?\d+)?")
 """57, 1,626, 1 626, 57.0, .5, 2e3."""
@@ -193,7 +194,7 @@ def read_given(question: Question, given: str) -> frozenset[int] | float:
 def _read_number(text: str, unit: str) -> float:
     """1,500 is 1500; 1,5 might be meant as 1.5 and is asked about."""
     digits = text.replace("_", "").removesuffix(unit).strip()
-    digits = unicodedata.normalize("NFKC", digits)  # ５７ and ，of a Chinese keyboard
+    digits = digits.translate(FULL_WIDTH)
     if _NUMBER.fullmatch(digits):
         with suppress(ValueError):  # a point, or a sign, without a digit
             if math.isfinite(number := float(re.sub(r"[, \u00a0\u202f]", "", digits))):

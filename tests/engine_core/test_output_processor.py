@@ -323,6 +323,15 @@ def test_an_id_that_ended_in_the_core_is_the_cores_next_one_too() -> None:
         session.feed("a", finish=FinishReason.LENGTH)
 
 
+def test_aborting_many_ends_nobody_who_has_the_id_of_one_that_is_done() -> None:
+    session = Session()
+    first, second = session.add("r", n=2)
+    session.feed("a", first, FinishReason.LENGTH)
+    (other,) = session.add(first)
+    assert session.processor.abort_requests(["r"]) == [second]
+    assert [output.request_id for output in session.feed("x", other)] == [first]
+
+
 def test_an_id_like_the_name_the_core_has_for_another_request_is_an_id_like_any() -> None:
     session = Session()
     session.add("r")

@@ -6,7 +6,8 @@
   function parseNumber(text, unit = "") {
     let plain = text.trim().replaceAll("_", "");
     if (unit && plain.endsWith(unit)) plain = plain.slice(0, -unit.length).trim();
-    plain = plain.normalize("NFKC"); // ５７ and ，of a Chinese keyboard
+    // ５７ and ， of a Chinese keyboard
+    plain = plain.replace(/[\uFF01-\uFF5E]/g, (wide) => String.fromCharCode(wide.charCodeAt(0) - 0xfee0));
     if (!/^[+-]?(\d{1,3}([, \u00a0\u202f]\d{3})+|\d+)?(\.\d*)?(e[+-]?\d+)?$/i.test(plain)) return null;
     const number = Number(plain.replace(/[, \u00a0\u202f]/g, "") || NaN);
     return Number.isFinite(number) ? number : null;
