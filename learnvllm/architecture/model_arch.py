@@ -141,9 +141,10 @@ class ModelArchitecture:
 
 
 _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
-    "qwen2": {"sliding_window": 4096},
-    "qwen3": {"sliding_window": 4096, "head_dim": 128},
+    "qwen2": {"sliding_window": 4096, "num_key_value_heads": 32},
+    "qwen3": {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
     "gemma3_text": {
+        "num_key_value_heads": 4,
         "sliding_window": 4096,
         "head_dim": 256,
         "query_pre_attn_scalar": 256,
@@ -256,7 +257,8 @@ def _parse_rope(config: Fields, model_type: str) -> tuple[RopeConfig, RopeConfig
         full = Fields({**full.values, **scaling.values}, config.where)
         return _one_rope(full, config, theta), _one_rope(local, config, local_theta)
     # Where both are there, the older is what somebody has added by hand, as models' cards tell one to.
-    given = scaling if scaling.values else parameters
+    # Gemma 3's parameters are by layer type: transformers reads no others.
+    given = scaling if scaling.values or gemma else parameters
     return _one_rope(given, config, theta), RopeConfig(theta=local_theta) if gemma else None
 
 

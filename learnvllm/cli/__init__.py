@@ -124,7 +124,10 @@ def _run(arguments: list[str]) -> int:
             parser.print_help()
             return USAGE_ERROR
         level = _set_up_logging(args)
-        return _function("run", args.command)(args)
+        status = _function("run", args.command)(args)
+        if status == 0 and getattr(args, "shadow", False):  # a difference would have ended the engine
+            print("--shadow: no difference in what was compared.", file=sys.stderr)
+        return status
     except LearnVLLMError as error:
         if level == "DEBUG":
             raise

@@ -19,7 +19,13 @@ import numpy as np
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.messages import EngineCoreRequest
-from learnvllm.architecture.sampling_params import MAX_FLOAT, MAX_INT, SamplingParams
+from learnvllm.architecture.sampling_params import (
+    BAD_WORD_SPELLINGS,
+    MAX_BAD_WORDS,
+    MAX_FLOAT,
+    MAX_INT,
+    SamplingParams,
+)
 from learnvllm.architecture.text import is_utf8
 from learnvllm.engine_core.tokenizer import Tokenizer
 
@@ -178,12 +184,15 @@ class InputProcessor:
                 parameter="min_tokens",
                 value=params.min_tokens,
             )
-        return msgspec.structs.replace(
-            params,
-            max_tokens=max_tokens,
-            bad_words_token_ids=params.bad_words_token_ids
-            + self._tokenize_bad_words(tuple(params.bad_words)),
-        )
+        forbidden = params.bad_words_token_ids + self._tokenize_bad_words(tuple(params.bad_words))
+        if len(forbidden) > MAX_BAD_WORDS * BAD_WORD_SPELLINGS:
+            raise ValidationError(
+                f"bad_words and bad_words_token_ids are {len(forbidden)} sequences of tokens together; "
+                f"at most {MAX_BAD_WORDS * BAD_WORD_SPELLINGS} are taken.",
+                parameter="bad_words",
+                value=len(params.bad_words),
+            )
+        return msgspec.structs.replace(params, max_tokens=max_tokens, bad_words_token_ids=forbidden)
 
     def _tokenize_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
         """Each word as it is spelled at the start of a text and inside one (after a space)."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +13,8 @@ from contextlib import contextmanager
 def typing_unseen() -> Iterator[None]:
     """What is typed is not echoed into what is written; whoever reads next gets it, after a Ctrl-C, too.
 
-    Standard input must be a terminal. Ctrl-C interrupts as ever.
+    Standard input must be a terminal. Ctrl-C interrupts as ever; SIGTERM ends the program, but by an
+    exception, so that the terminal shows again what is typed.
     """
     try:
         import termios
@@ -25,6 +28,19 @@ def typing_unseen() -> Iterator[None]:
     changed[3] = changed[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
     termios.tcsetattr(terminal, termios.TCSANOW, changed)
     try:
-        yield
+        with _sigterm_raises():
+            yield
     finally:
         termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only that one may have handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -66,6 +66,33 @@ def test_what_is_not_said_is_what_transformers_takes(
     assert list(arch.layer_types) == getattr(theirs, "layer_types", [FULL_ATTENTION] * 3)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        *((model_type, {}) for model_type in ("llama", "qwen2", "qwen3", "gemma3_text")),
+        *((model_type, {"num_key_value_heads": None}) for model_type in ("llama", "qwen2", "qwen3")),
+    ],
+)
+def test_the_number_of_kv_heads_that_is_not_said(
+    model_type: str, said: dict[str, None], tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    arch = parse(tmp_path, SPARSE, model_type=model_type, num_attention_heads=64, hidden_size=512, **said)
+    theirs = AutoConfig.from_pretrained(tmp_path).num_key_value_heads
+    assert arch.num_kv_heads == (64 if theirs is None else theirs)
+
+
+def test_gemma3_reads_rope_parameters_by_layer_type_only(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    flat = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+    arch = parse(tmp_path, SPARSE, model_type="gemma3_text", num_key_value_heads=2, rope_parameters=flat)
+    theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert arch.rope == RopeConfig(theta=theirs[FULL_ATTENTION]["rope_theta"])
+    assert arch.rope_local == RopeConfig(theta=theirs[SLIDING_ATTENTION]["rope_theta"])
+
+
 @pytest.mark.parametrize(("model_type", "act"), [("llama", "silu"), ("gemma3_text", "gelu_pytorch_tanh")])
 def test_gemma_alone_names_its_activation_otherwise(model_type: str, act: str, tmp_path: Path) -> None:
     both = {"hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"}

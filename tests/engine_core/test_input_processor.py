@@ -142,6 +142,13 @@ def test_min_tokens_beyond_what_fits_are_refused() -> None:
     assert refuse([5] * 120, SamplingParams(min_tokens=9, max_tokens=None)).parameter == "min_tokens"
 
 
+def test_bad_words_in_both_forms_are_counted_together() -> None:
+    params = SamplingParams(bad_words=["hello"], bad_words_token_ids=[[5]] * 512)
+    error = refuse([5], params)
+    assert error.parameter == "bad_words"
+    assert "514 sequences" in str(error)
+
+
 def test_bad_words_are_spelled_with_and_without_a_space() -> None:
     params = accept([5], SamplingParams(bad_words=["hello", " world"]))[1].sampling_params
     encode = TOKENIZER.encode

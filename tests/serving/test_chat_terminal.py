@@ -170,6 +170,16 @@ def test_afterwards_the_terminal_shows_again_what_is_typed(talk: Chat) -> None:
     assert termios.tcgetattr(talk.terminal)[3] & termios.ECHO
 
 
+def test_sigterm_amid_an_answer_leaves_a_terminal_that_shows_what_is_typed(talk: Chat) -> None:
+    import termios
+
+    talk.type("hello\r")
+    talk.wait_for("tokens;")
+    talk.process.send_signal(signal.SIGTERM)
+    assert talk.process.wait(20) == 128 + signal.SIGTERM
+    assert termios.tcgetattr(talk.terminal)[3] & termios.ECHO
+
+
 def test_ctrl_c_waits_until_the_screen_is_whole() -> None:
     done = []
 

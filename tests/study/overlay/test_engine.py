@@ -121,10 +121,13 @@ def test_a_wrong_version_is_stopped_at_the_first_step_that_differs(learner: Lear
     learner.solve(
         "token_budget", ("min(num_new_tokens, plan.token_budget)", "min(plan.token_budget, num_new_tokens)")
     )
-    assert learner.cli(*run).returncode == 0
+    alike = learner.cli(*run)
+    assert alike.returncode == 0
+    assert "--shadow: no difference in what was compared." in alike.stderr
     learner.mutate("token_budget", "computes-hits-again")
     done = learner.cli(*run)
     assert done.returncode not in (0, None)
+    assert "no difference" not in done.stderr
     # steps 0 to 3 make the first prompt's four tokens, step 4 admits the second
     assert "--shadow: step 4, when the step was decided" in done.stderr
     assert "It is scheduling.token_budget (Scheduler._get_prefill_budget" in done.stderr
