@@ -21,7 +21,6 @@ from learnvllm.engine_core.metrics.stats import IterationStats
 from learnvllm.engine_core.mp_client import AsyncMPClient
 from learnvllm.engine_core.output_collector import RequestOutputCollector
 from learnvllm.engine_core.output_processor import OutputProcessor
-from learnvllm.engine_core.parallel_sampling import fan_out
 from learnvllm.engine_core.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -109,15 +108,10 @@ class AsyncLLM:
         text, request = self.input_processor.process_inputs(
             request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
         )
-        children = fan_out(request)
-        self.output_processor.check_unused([request_id, *(child.request_id for child, _, _ in children)])
         collector = RequestOutputCollector(params.output_kind)
+        children = self.output_processor.add_request(request, text, collector)
         try:
-            tracked = [
-                self.output_processor.add_request(child, text, parent=parent, index=index, queue=collector)
-                for child, parent, index in children
-            ]
-            for child in tracked:
+            for child in children:
                 self.engine_core.add_request(child)
         except BaseException:  # all of it or nothing: what is tracked here must be known there
             self.engine_core.abort_requests(self.output_processor.forget(request_id))

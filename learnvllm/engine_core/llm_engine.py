@@ -15,7 +15,6 @@ from learnvllm.engine_core.input_processor import InputProcessor, PromptType
 from learnvllm.engine_core.metrics.loggers import StatLoggerManager
 from learnvllm.engine_core.metrics.stats import IterationStats
 from learnvllm.engine_core.output_processor import OutputProcessor
-from learnvllm.engine_core.parallel_sampling import fan_out
 from learnvllm.engine_core.tokenizer import Tokenizer
 
 
@@ -60,14 +59,9 @@ class LLMEngine:
         text, request = self.input_processor.process_inputs(
             request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
         )
-        children = fan_out(request)
-        self.output_processor.check_unused([request_id, *(child.request_id for child, _, _ in children)])
+        children = self.output_processor.add_request(request, text)
         try:
-            tracked = [
-                self.output_processor.add_request(child, text, parent=parent, index=index)
-                for child, parent, index in children
-            ]
-            for child in tracked:
+            for child in children:
                 self.engine_core.add_request(child)
         except BaseException:  # all of it or nothing: what is tracked here must be known there
             self.engine_core.abort_requests(self.output_processor.forget(request_id))

@@ -7,9 +7,6 @@ vllm/v1/engine/output_processor.py (OutputProcessor).
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,16 +15,13 @@ import msgspec
 from learnvllm.architecture.errors import EngineDeadError, ValidationError
 from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from learnvllm.architecture.outputs import RequestOutput
+from learnvllm.engine_core.core_ids import CoreIds
 from learnvllm.engine_core.metrics.stats import IterationStats
 from learnvllm.engine_core.output_collector import RequestOutputCollector
-from learnvllm.engine_core.parallel_sampling import ParentRequest
+from learnvllm.engine_core.parallel_sampling import ParentRequest, fan_out
 from learnvllm.engine_core.protocol import from_remote_error
 from learnvllm.engine_core.request_state import RequestState
 from learnvllm.engine_core.tokenizer import Tokenizer
-
-ENDED_HERE_KEPT, ENDED_HERE_S = 4096, 300.0
-"""So many ids are remembered, and more as long as one of their outputs may be on its way: any number of
-requests may end at once."""
 
 
 @dataclass
@@ -56,11 +50,7 @@ class OutputProcessor:
         self.parent_requests: dict[str, ParentRequest] = {}
         self._aborted: list[RequestState] = []
         """For the next IterationStats."""
-        self._renamed: dict[str, str] = {}
-        """The id here -> the core's, where that is another (see `_new_core_id`)."""
-        self._ended_here: OrderedDict[str, float] = OrderedDict()
-        """The last of the core's ids whose requests ended here first, and when."""
-        self._numbers = itertools.count(1)
+        self._core_ids = CoreIds()
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.request_states)
@@ -68,29 +58,36 @@ class OutputProcessor:
     def num_unfinished_requests(self) -> int:
         return len(self.request_states)
 
-    def check_unused(self, request_ids: Iterable[str]) -> None:
-        """Raises ValidationError when a request of such an id is running."""
-        for request_id in request_ids:
-            if self._core_id_of(request_id) is not None or request_id in self.parent_requests:
+    def add_request(
+        self, request: EngineCoreRequest, prompt: str | None, queue: RequestOutputCollector | None = None
+    ) -> list[EngineCoreRequest]:
+        """Start tracking a request; returns what the core is to get: one request for each completion.
+
+        Args:
+            queue: where its outputs go. None: `process_outputs` returns them.
+
+        Raises:
+            ValidationError: its id, or that of one of its completions, is in use. Nothing is tracked then.
+        """
+        children = fan_out(request)
+        for request_id in (request.request_id, *(child.request_id for child, _, _ in children)):
+            if self._core_ids.get(request_id) is not None or request_id in self.parent_requests:
                 raise ValidationError(
                     f"request_id {request_id!r} is in use by a running request; choose another.",
                     parameter="request_id",
                     value=request_id,
                 )
+        return [self._track(child, prompt, parent, index, queue) for child, parent, index in children]
 
-    def add_request(
+    def _track(
         self,
         request: EngineCoreRequest,
         prompt: str | None,
-        *,
-        parent: ParentRequest | None = None,
-        index: int = 0,
-        queue: RequestOutputCollector | None = None,
+        parent: ParentRequest | None,
+        index: int,
+        queue: RequestOutputCollector | None,
     ) -> EngineCoreRequest:
-        """Start tracking; returns the request as the core is to get it. Call `check_unused` before adding the
-        first of a request's children."""
-        core_id = self._new_core_id(request.request_id)
-        self.request_states[core_id] = RequestState(
+        state = RequestState(
             request,
             prompt,
             self.tokenizer,
@@ -101,9 +98,8 @@ class OutputProcessor:
         )
         if parent is not None:
             self.parent_requests[parent.request_id] = parent
-        if core_id == request.request_id:
-            return request
-        self._renamed[request.request_id] = core_id
+        core_id = self._core_ids.add(request.request_id)
+        self.request_states[core_id] = state
         return msgspec.structs.replace(request, request_id=core_id)
 
     def process_outputs(
@@ -138,12 +134,11 @@ class OutputProcessor:
             finish_reason, stop_reason = FinishReason.STOP, stop_string
             if not output.finished:
                 processed.reqs_to_abort.append(output.request_id)
-                self._note_ended_here(output.request_id)
         error = None if output.error is None else from_remote_error(output.error)
         if error is not None and state.parent is not None:  # one child refused: the whole request is
             processed.reqs_to_abort.extend(self._drop_siblings(state))
         if finish_reason is not None:
-            self._finish(state, finish_reason, iteration_stats)
+            self._finish(state, finish_reason, iteration_stats, ended_here=not output.finished)
         self._emit(state, state.make_output(finish_reason, stop_reason, error), processed)
 
     def _update_text(self, state: RequestState, output: EngineCoreOutput) -> str | None:
@@ -176,13 +171,12 @@ class OutputProcessor:
             parent = self.parent_requests.get(request_id)
             # Of a parent only who still runs: the id of one that has ended may be another request's by now.
             for child_id in [request_id] if parent is None else parent.unfinished_ids():
-                core_id = self._core_id_of(child_id)
+                core_id = self._core_ids.get(child_id)
                 if core_id is None:
                     continue
                 state = self.request_states[core_id]
                 aborted.append(core_id)
-                self._note_ended_here(core_id)
-                self._finish(state, FinishReason.ABORT, None)
+                self._finish(state, FinishReason.ABORT, None, ended_here=True)
                 self._aborted.append(state)
                 self._emit(state, state.make_output(FinishReason.ABORT, None), ProcessedOutputs())
         return aborted
@@ -200,12 +194,17 @@ class OutputProcessor:
                 state.queue.put(error.again())
         self.request_states.clear()
         self.parent_requests.clear()
-        self._renamed.clear()
+        self._core_ids.clear()
 
     def _finish(
-        self, state: RequestState, reason: FinishReason, iteration_stats: IterationStats | None
+        self,
+        state: RequestState,
+        reason: FinishReason,
+        iteration_stats: IterationStats | None,
+        *,
+        ended_here: bool,
     ) -> None:
-        self.request_states.pop(self._renamed.pop(state.request_id, state.request_id), None)
+        self._drop(state.request_id, ended_here=ended_here)
         parent = state.parent
         if parent is not None and parent.unfinished <= {state.request_id}:
             self.parent_requests.pop(parent.request_id, None)
@@ -220,40 +219,15 @@ class OutputProcessor:
 
     def _forget_states(self, request_ids: Iterable[str]) -> list[str]:
         """Drop them without a word; returns the core's ids of those there were."""
-        dropped = []
-        for request_id in request_ids:
-            core_id = self._core_id_of(request_id)
-            if core_id is not None:
-                del self.request_states[core_id]
-                self._renamed.pop(request_id, None)
-                self._note_ended_here(core_id)
-                dropped.append(core_id)
-        return dropped
+        dropped = (self._drop(request_id, ended_here=True) for request_id in request_ids)
+        return [core_id for core_id in dropped if core_id is not None]
 
-    def _core_id_of(self, request_id: str) -> str | None:
-        """The core's id of a request, by the id it has here; None where there is none.
-
-        A request's id here may be what the core calls another: "a#1".
-        """
-        core_id = self._renamed.get(request_id, request_id)
-        state = self.request_states.get(core_id)
-        return core_id if state is not None and state.request_id == request_id else None
-
-    def _note_ended_here(self, core_id: str) -> None:
-        now = time.monotonic()
-        self._ended_here[core_id] = now
-        while len(self._ended_here) > ENDED_HERE_KEPT:
-            oldest = next(iter(self._ended_here))
-            if now - self._ended_here[oldest] < ENDED_HERE_S:
-                break
-            del self._ended_here[oldest]
-
-    def _new_core_id(self, request_id: str) -> str:
-        """What the core is to call a request: by its id, unless the core may still be sending outputs of an
-        earlier request of that id, which ended here first. They must not be taken for the new one's."""
-        core_id = request_id
-        while core_id in self.request_states or core_id in self._ended_here:
-            core_id = f"{request_id}#{next(self._numbers)}"
+    def _drop(self, request_id: str, *, ended_here: bool) -> str | None:
+        """Returns the core's id of the request; None where there is no such request."""
+        core_id = self._core_ids.get(request_id)
+        if core_id is not None:
+            self._core_ids.remove(request_id, ended_here=ended_here)
+            del self.request_states[core_id]
         return core_id
 
     def _count_aborted(self, iteration_stats: IterationStats | None) -> None:

@@ -15,11 +15,10 @@ from learnvllm.architecture.messages import (
 )
 from learnvllm.architecture.outputs import RequestOutput
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
-from learnvllm.engine_core import output_processor
+from learnvllm.engine_core import core_ids
 from learnvllm.engine_core.metrics.stats import IterationStats
 from learnvllm.engine_core.output_collector import RequestOutputCollector
 from learnvllm.engine_core.output_processor import OutputProcessor
-from learnvllm.engine_core.parallel_sampling import fan_out
 from tests.engine_core.parts import byte_level_tokenizer, fake_logprobs
 
 TOKENIZER = byte_level_tokenizer()
@@ -44,10 +43,7 @@ class Session:
         request = EngineCoreRequest(
             request_id, PROMPT, SamplingParams(max_tokens=50, **params), arrival_time=990.0
         )
-        return [
-            self.processor.add_request(child, "hello", parent=parent, index=index, queue=queue).request_id
-            for child, parent, index in fan_out(request)
-        ]
+        return [child.request_id for child in self.processor.add_request(request, "hello", queue)]
 
     def feed(
         self, text: str, request_id: str = "r", finish: FinishReason | None = None, **more
@@ -272,9 +268,22 @@ def test_ids_in_use_are_refused_until_they_are_free_again() -> None:
     session = Session()
     session.add()
     with pytest.raises(ValidationError, match="'r' is in use"):
-        session.processor.check_unused(["r"])
+        session.add()
+    assert session.processor.num_unfinished_requests() == 1
     session.feed("a", finish=FinishReason.LENGTH)
-    session.processor.check_unused(["r"])
+    assert session.add() == ["r"]
+
+
+def test_the_ids_of_completions_are_in_use_too() -> None:
+    session = Session()
+    session.add("r", n=2)
+    with pytest.raises(ValidationError, match="'1_r' is in use"):
+        session.add("1_r")
+    session.add("0_s")
+    with pytest.raises(ValidationError, match="'0_s' is in use"):
+        session.add("s", n=2)
+    assert session.processor.num_unfinished_requests() == 3
+    assert list(session.processor.parent_requests) == ["r"]
 
 
 def test_eng_13_aborting_names_the_children_and_forgets_everything() -> None:
@@ -305,14 +314,13 @@ def test_outputs_on_their_way_are_not_those_of_the_next_request_of_that_id(how: 
     for n in (1, 2, 2):
         again = session.add("r", n=n)
         with pytest.raises(ValidationError, match="'r' is in use"):
-            session.processor.check_unused(["r"])
+            session.add("r")
         for core_id in ended:
             assert session.feed("x", core_id, FinishReason.LENGTH) == []
         outputs = [output for core_id in again for output in session.feed("y", core_id)]
         assert texts(outputs) == ["y"] * n
         assert {output.request_id for output in outputs} == {"r"}
         assert session.processor.abort_requests(["r"]) == again
-        session.processor.check_unused(["r"])
         ended += again
 
 
@@ -339,7 +347,6 @@ def test_an_id_like_the_name_the_core_has_for_another_request_is_an_id_like_any(
     (core_id,) = session.add("r")  # "r#1", as the outputs of the first may be on their way
     assert session.processor.abort_requests([core_id]) == []
     assert session.processor.forget(core_id) == []
-    session.processor.check_unused([core_id])
     (of_other,) = session.add(core_id)
     assert of_other != core_id
     outputs = session.feed("x", core_id) + session.feed("y", of_other)
@@ -352,16 +359,16 @@ def test_ids_of_however_many_requests_that_ended_at_once_are_not_the_cores_next_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(output_processor.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(output_processor, "ENDED_HERE_KEPT", 3)
+    monkeypatch.setattr(core_ids.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(core_ids, "ENDED_HERE_KEPT", 3)
     session, ids = Session(), [f"r{i}" for i in range(5)]
     for request_id in ids:
         session.add(request_id)
     session.processor.abort_requests(ids)
     assert session.add("r0") != ["r0"]
-    now[0] = output_processor.ENDED_HERE_S  # later they are kept no longer
+    now[0] = core_ids.ENDED_HERE_S  # later they are kept no longer
     session.processor.abort_requests(["r0"])
-    assert len(session.processor._ended_here) == 3
+    assert len(session.processor._core_ids._ended_here) == 3
     assert session.add("r0") == ["r0"]
 
 

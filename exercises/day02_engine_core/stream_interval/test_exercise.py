@@ -13,7 +13,6 @@ from learnvllm.architecture.messages import EngineCoreOutput, EngineCoreRequest,
 from learnvllm.architecture.outputs import RequestOutput
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
 from learnvllm.engine_core import output_processor
-from learnvllm.engine_core.parallel_sampling import fan_out
 from learnvllm.study.subject import load_subject
 
 subject = load_subject(__file__)
@@ -167,8 +166,7 @@ def test_what_a_stop_string_held_back_comes_with_the_end() -> None:
 def test_each_completion_has_an_interval_of_its_own() -> None:
     processor = output_processor.OutputProcessor(TOKENIZER)
     params = SamplingParams(n=2, max_tokens=50, output_kind=DELTA, stream_interval=3)
-    for child, parent, index in fan_out(EngineCoreRequest("r", [5, 6], params)):
-        processor.add_request(child, "hi", parent=parent, index=index)
+    processor.add_request(EngineCoreRequest("r", [5, 6], params), "hi")
     got: list[tuple[int, str]] = []
     for step, character in enumerate("abcdefg"):
         ids = ["0_r", "1_r"] if step else ["0_r"]  # the second one starts a step later
