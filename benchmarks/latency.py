@@ -226,7 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hf-model", default=os.environ.get("LEARNVLLM_PEER_HF_MODEL"))
+    parser.add_argument("--hf-model", default=os.environ.get("PEER_HF_MODEL"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--questions", default=",".join(QUESTIONS))
     parser.add_argument("--seed", type=int, default=0)

@@ -158,7 +158,7 @@ def main() -> None:
     )
     parser.add_argument("--engine", choices=list(ENGINES), required=True)
     parser.add_argument("--dtype", default="auto", help="ours only")
-    parser.add_argument("--hf-model", default=os.environ.get("LEARNVLLM_PEER_HF_MODEL"))
+    parser.add_argument("--hf-model", default=os.environ.get("PEER_HF_MODEL"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     out = os.fdopen(os.dup(1), "w")

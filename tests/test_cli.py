@@ -31,6 +31,7 @@ from learnvllm.architecture.errors import (
 from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
 from learnvllm.cli import engine as engine_commands
 from learnvllm.cli import tools
+from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving import bench, bench_progress, chat, chat_backends
 from learnvllm.serving.bench_progress import Progress, Stage
 from learnvllm.serving.bench_stats import percentile
@@ -116,6 +117,8 @@ def test_help_says_the_default_of_every_number(command: str, capsys: pytest.Capt
         (["bench", "serve", "--base-url", "http://127.0.0.1:9"], "learnvllm serve"),
         (["bench", "serve", "--vocab-size", "10"], "--vocab-size 10"),
         (["bench", "throughput", "--output-json", "/no/such/file"], "/no/such/file"),
+        (["bench", "throughput", "--output-json", "~no-such-user/file"], "home directory"),
+        (["bench", "latency", "--num-iters-warmup", "-1"], "--num-iters-warmup -1"),
         (["bench", "serve", "--base-url", "http://a:b"], "--base-url"),
         (["chat", "--url", "http://a:b"], "http://a:b"),
         (["models", "path", "no-such-model"], "no-such-model"),
@@ -124,6 +127,7 @@ def test_help_says_the_default_of_every_number(command: str, capsys: pytest.Capt
         (["serve", "~no-such-user/m", "--port", "0"], "home directory"),
         (["serve", "--chat-template", "~no-such-user/t", "--port", "0"], "home directory"),
         (["generate", "--file", "~no-such-user/f"], "home directory"),
+        (["serve", "--trace-file=~no-such-user/f", "--port", "0"], "home directory"),
         (["generate", "\udcff"], "not valid UTF-8"),
         (["generate", "hello", "--chat", "--stop", "\udcff"], "not valid UTF-8"),
         (["serve", "--port", "0", "--api-key", "a\udcff"], "'a\\udcff' is not valid UTF-8"),
@@ -583,6 +587,27 @@ def test_what_the_chat_sets_itself_cannot_be_set() -> None:
 
 
 @pytest.mark.usefixtures("in_process")
+def test_an_answer_that_the_engine_failed_on_is_no_success(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = LLMEngine.step
+
+    def fails(engine: LLMEngine) -> list[RequestOutput]:
+        outputs = step(engine)
+        for output in outputs:
+            if output.finished:
+                output.outputs[0].finish_reason = "error"
+        return outputs
+
+    monkeypatch.setattr(LLMEngine, "step", fails)
+    flags = ["--model", model, *FLAGS]
+    assert cli.main(["generate", "hello", "--max-tokens", "4", *flags]) == 1
+    assert "the engine failed on 'hello'; its log says why." in capsys.readouterr().err
+    assert cli.main(["bench", "throughput", "--num-prompts", "1", "--output-len", "4", *flags[:-2]]) == 2
+    assert "The engine failed on this request" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process")
 def test_chat_with_an_engine_of_its_own(model: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n" + "x" * 5000 + "\nhello\n"))
     assert cli.main(["chat", "--model", model, "--max-tokens", "6", *FLAGS]) == 0
@@ -794,7 +819,9 @@ def test_a_benchmark_tells_what_it_is_at_while_it_is(
         def step(self) -> list[Any]:
             time.sleep(0.05)
             self.steps += 1
-            return [] if self.steps % 2 else [self.running.pop() and SimpleNamespace(error=None, outputs=[])]
+            if self.steps % 2:
+                return []
+            return [RequestOutput(self.running.pop(), None, [], [], finished=True)]
 
         def shutdown(self) -> None:
             pass

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument(
         "--bin-dir",
         type=Path,
-        default=os.environ.get("LEARNVLLM_PEER_LLAMA", "build/bin"),
+        default=os.environ.get("PEER_LLAMA", "build/bin"),
         help="folder of llama-batched-bench and llama-server",
     )
     parser.add_argument("--through", choices=["bench", "server"], default="bench")

@@ -1,4 +1,4 @@
-"""vLLM's own CPU backend on the shared workloads: `$LEARNVLLM_PEER_VLLM vllm_cpu.py --model DIR`.
+"""vLLM's own CPU backend on the shared workloads: `$PEER_VLLM vllm_cpu.py --model DIR`.
 
 Run by the Python of the environment that holds vllm-cpu (README.md: how to make it). Prints one JSON line.
 """

@@ -125,7 +125,7 @@ def print_json(out: TextIO, report: dict[str, object]) -> None:
     print(json.dumps(report), file=out, flush=True)
 
 
-def preload(marker: str = "LEARNVLLM_PEER_PRELOADED") -> list[str]:
+def preload(marker: str = "PEER_PRELOADED") -> list[str]:
     """Restart this process with tcmalloc and Intel's OpenMP preloaded, as vLLM's CPU guide recommends.
 
     Returns the libraries that are preloaded; one that is not installed is left out, and the report shows it.

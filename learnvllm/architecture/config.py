@@ -111,7 +111,8 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     """Use exactly this many bytes for the KV cache."""
     prefix_caching_hash_seed: str | None = None
-    """None: block hashes start from a constant, so separate processes agree. A string isolates caches."""
+    """None: block hashes start from a constant, so separate processes agree. A string isolates caches;
+    "random" gives every start one of its own."""
     prefix_cache_eviction: PrefixCacheEviction = "lru"
     """Whose content goes first. lru: what was unused for longest. segmented: first what was never asked for
     again."""
@@ -210,7 +211,8 @@ class DeviceConfig:
     """auto: the CPU. cuda is refused until the models run there (Day 5)."""
     num_threads: int | None = None
     """Compute threads on a CPU, at most MAX_THREADS; None: physical cores."""
-    cpu_kernels: Literal["numba", "torch"] = "numba"
+    cpu_kernels: Literal["numba", "torch"] | None = None
+    """The operators: compiled kernels, or their readable torch twins; None: LEARNVLLM_CPU_KERNELS."""
 
     def __post_init__(self) -> None:
         _check(

@@ -1,7 +1,6 @@
 """Every environment variable the project reads, declared once: name, default, parser, one line of help.
 
-`learnvllm env`, the reference page and the tests read this registry; nobody reads a variable except through
-`get`.
+`learnvllm env`, the reference page and the tests read this registry; a variable's value is had through `get`.
 Upstream namesake: vllm/envs.py (environment_variables).
 """
 

@@ -75,7 +75,6 @@ class ModelArchitecture:
     query_pre_attn_scalar: float | None
     """Gemma 3: attention scale is this to the power -1/2 instead of head_dim."""
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     torch_dtype: str
 
     @classmethod
@@ -133,7 +132,6 @@ class ModelArchitecture:
             sliding_window=window,
             query_pre_attn_scalar=config.optional_number("query_pre_attn_scalar") if gemma else None,
             eos_token_ids=_token_ids("eos_token_id", config, generation),
-            bos_token_id=config.optional_integer("bos_token_id", least=0),
             torch_dtype=config.text("dtype", config.text("torch_dtype", "float32")),
         )
         _check_heads(config, arch)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from learnvllm.architecture.errors import ServerError
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -66,3 +68,20 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     error: Exception | None = None
     """Why the engine refused it after it was accepted at the door; finish_reason is then "error"."""
+
+    @property
+    def failed(self) -> bool:
+        """The engine accepted it and could not go on with one of its completions: its log says why."""
+        return self.error is None and any(output.finish_reason == "error" for output in self.outputs)
+
+    def raise_failure(self) -> None:
+        """For callers to whom half an answer is none.
+
+        Raises:
+            Exception: `error`.
+            ServerError: it `failed`.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.failed:
+            raise ServerError("The engine failed on this request; its log says why.")

@@ -48,9 +48,16 @@ def _use_my_code(args: argparse.Namespace) -> None:
         return
     import sys
 
+    from learnvllm.architecture.errors import ConfigError
     from learnvllm.study import overlay
 
     print(overlay.activate(args.mine or ["passed"], shadow=args.shadow), file=sys.stderr, flush=True)
+    if args.cpu_kernels == "numba" and overlay.needs_torch_kernels():
+        raise ConfigError(
+            "--cpu-kernels numba would pass your attention by: leave it out with --mine.",
+            parameter="cpu_kernels",
+            value="numba",
+        )
 
 
 def _engine_args(args: argparse.Namespace, **overrides: Any) -> EngineArgs:

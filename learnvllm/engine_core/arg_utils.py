@@ -69,7 +69,7 @@ class EngineArgs:
         CacheConfig.enable_prefix_caching, "Keep the KV of finished prompts for requests that begin alike."
     )
     prefix_caching_hash_seed: str | None = _flag(
-        None, "Isolates this engine's block hashes. Left out: processes agree on them."
+        None, "Isolates this engine's block hashes; random: at every start anew. Left out: processes agree."
     )
     prefix_cache_eviction: PrefixCacheEviction = _flag(
         CacheConfig.prefix_cache_eviction,
@@ -120,8 +120,8 @@ class EngineArgs:
         DeviceConfig.device, "Where to compute. auto: the CPU. cuda: refused, models do not run there yet."
     )
     num_threads: int | None = _flag(None, "Compute threads on a CPU. Left out: the physical cores.")
-    cpu_kernels: Literal["numba", "torch"] = _flag(
-        DeviceConfig.cpu_kernels, "CPU operators: compiled numba kernels, or their readable torch twins."
+    cpu_kernels: Literal["numba", "torch"] | None = _flag(
+        None, "CPU operators: compiled numba kernels, or their readable torch twins. Left out: numba."
     )
 
     disable_log_stats: bool = _flag(False, "Keep no statistics: no metrics and no periodic log line.")

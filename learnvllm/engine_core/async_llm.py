@@ -124,7 +124,7 @@ class AsyncLLM:
         self.engine_core.abort_requests(self.output_processor.abort_requests(ids))
         if self.stat_loggers is not None:  # count them now: an idle engine sends nothing to count them with
             stats = IterationStats()
-            self.output_processor.process_outputs([], iteration_stats=stats)
+            self.output_processor.count_aborted(stats)
             self.stat_loggers.record(None, stats)
 
     # ------------------------------------------------------------------------------------- the output task

@@ -6,17 +6,13 @@ Upstream namesake: vllm/v1/engine/core_client.py (EngineCoreClient, InprocClient
 
 from __future__ import annotations
 
-import signal
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from learnvllm.architecture.errors import EngineDeadError, LearnVLLMError
+from learnvllm.architecture.interrupts import interrupt_afterwards
 from learnvllm.architecture.messages import EngineCoreOutputs, EngineCoreRequest
 from learnvllm.engine_core.core import EngineCore, refused_output
 from learnvllm.engine_core.protocol import EngineReady
@@ -112,20 +108,3 @@ class InprocClient(SyncEngineCoreClient):
         if self._dead is None:
             self._dead = EngineDeadError("The engine has been shut down.")
         self.core.shutdown()
-
-
-@contextmanager
-def interrupt_afterwards() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: half a step would leave blocks half allocated, and half a
-    redrawn screen shows what is on it twice."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is ever interrupted
-        return
-    held: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if held and callable(before):
-            before(*held[0])

@@ -114,7 +114,7 @@ class OutputProcessor:
             state = self.request_states.get(output.request_id)
             if state is not None:
                 self._process(state, output, engine_ts, iteration_stats, processed)
-        self._count_aborted(iteration_stats)
+        self.count_aborted(iteration_stats)
         return processed
 
     def _process(
@@ -230,7 +230,8 @@ class OutputProcessor:
             del self.request_states[core_id]
         return core_id
 
-    def _count_aborted(self, iteration_stats: IterationStats | None) -> None:
+    def count_aborted(self, iteration_stats: IterationStats | None) -> None:
+        """Count the requests aborted since the last call."""
         aborted, self._aborted = self._aborted, []
         if iteration_stats is not None:
             for state in aborted:

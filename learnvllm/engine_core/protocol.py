@@ -50,8 +50,6 @@ class EngineReady(msgspec.Struct, array_like=True):
     block_size: int
     kv_cache_tokens: int
     """Tokens a request can have in an otherwise empty pool; a longer prompt could never run."""
-    max_model_len: int
-    async_scheduling: bool
     engine_index: int = 0
 
 

@@ -85,10 +85,6 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
-    def bos_token_id(self) -> int | None:
-        return None if self.bos_token is None else self.token_to_id(self.bos_token)
-
-    @property
     def eos_token_id(self) -> int | None:
         return None if self.eos_token is None else self.token_to_id(self.eos_token)
 

@@ -7,6 +7,7 @@ Upstream namesake: vllm/v1/kv_cache_interface.py.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from learnvllm.architecture.math_utils import cdiv
@@ -15,16 +16,17 @@ _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class KVCacheSpec:
+class KVCacheSpec(ABC):
     """One layer's needs. `page_size_bytes` is the size of one block of this one layer."""
 
     block_size: int
     """Tokens in a block."""
 
     @property
-    def page_size_bytes(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def page_size_bytes(self) -> int: ...
 
+    @abstractmethod
     def max_blocks(self, num_tokens: int, max_step_tokens: int | None = None) -> int:
         """Most blocks a request of `num_tokens` can hold at once.
 
@@ -32,7 +34,6 @@ class KVCacheSpec:
             num_tokens: tokens with KV.
             max_step_tokens: most tokens one step computes; None: no limit, as if all came in one step.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

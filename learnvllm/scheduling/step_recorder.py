@@ -1,7 +1,7 @@
 """Turns the scheduler's steps into StepEvents, for traces, tests and pictures.
 
-The scheduler holds one only when there is a tracer, and asks `if self._recorder` a few times a step
-otherwise.
+The scheduler holds one only when there is a tracer: all else that a step pays is `if self._recorder`, a few
+times.
 """
 
 from __future__ import annotations

@@ -47,7 +47,6 @@ _ARCHITECTURE = ModelArchitecture(
     sliding_window=None,
     query_pre_attn_scalar=None,
     eos_token_ids=(),
-    bos_token_id=None,
     torch_dtype="float32",
 )
 

@@ -10,11 +10,11 @@ import argparse
 import json
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
+from learnvllm.architecture.text import to_path
 from learnvllm.engine_core.llm_engine import LLMEngine
 from learnvllm.serving.bench_progress import Progress, Stage
 from learnvllm.serving.bench_stats import Row, print_table, quantiles
@@ -89,6 +89,10 @@ def check_flags(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             flag = "--" + name.replace("_", "-")
             raise ValidationError(f"{flag} {value}: must be at least 1.", parameter=name, value=value)
+    if getattr(args, "num_iters_warmup", 0) < 0:
+        raise ValidationError(
+            f"--num-iters-warmup {args.num_iters_warmup}: must be 0 or above.", value=args.num_iters_warmup
+        )
     ratio, rate = getattr(args, "random_range_ratio", 0.0), getattr(args, "request_rate", 1.0)
     if not 0 <= ratio < 1:
         raise ValidationError(f"--random-range-ratio {ratio}: must be from 0 to below 1.", value=ratio)
@@ -102,10 +106,11 @@ def check_flags(args: argparse.Namespace) -> None:
         )
     if args.output_json:
         try:
-            Path(args.output_json).open("a", encoding="utf-8").close()
-        except OSError as error:
+            to_path(args.output_json).open("a", encoding="utf-8").close()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ValidationError(
-                f"--output-json {args.output_json} cannot be written: {error.strerror}.",
+                f"--output-json {args.output_json} cannot be written: {reason}.",
                 value=args.output_json,
             ) from None
 
@@ -179,8 +184,7 @@ def _run_batch(engine: LLMEngine, requests: list[tuple[list[int], int]], stage: 
     tokens = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
-            if output.error is not None:
-                raise output.error
+            output.raise_failure()
             tokens += sum(len(completion.token_ids) for completion in output.outputs)
             stage.finished += 1
         stage.moves += 1
@@ -218,4 +222,4 @@ def report(args: argparse.Namespace, kind: str, rows: list[Row]) -> None:
         print_table(f"{kind}: {args.input_len} tokens in, {args.output_len} out", rows)
         print(f"  {COVERS[kind]}")
     if args.output_json:
-        Path(args.output_json).write_text(json.dumps(document, indent=2), encoding="utf-8")
+        to_path(args.output_json).write_text(json.dumps(document, indent=2), encoding="utf-8")

@@ -72,11 +72,8 @@ class EngineBackend:
         try:
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():
-                    if output.error is not None:
-                        raise output.error
                     if output.request_id == request_id:
-                        if output.outputs[0].finish_reason == "error":
-                            raise ServerError("The engine failed on this answer; its log says why.")
+                        output.raise_failure()
                         num_tokens += len(output.outputs[0].token_ids)
                         yield Piece(output.outputs[0].text, num_tokens)
         finally:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from learnvllm.architecture.errors import ValidationError
+from learnvllm.architecture.interrupts import interrupt_afterwards
 from learnvllm.architecture.text import is_utf8
-from learnvllm.engine_core.core_client import interrupt_afterwards
 from learnvllm.serving.terminal import typing_unseen
 
 

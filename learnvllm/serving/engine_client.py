@@ -107,8 +107,7 @@ class Generation:
             item, self._first = self._first, None
         else:
             item = await self._next()
-        if any(output.finish_reason == "error" for output in item[1].outputs):
-            raise ServerError("The engine failed on this request; its log says why.")
+        item[1].raise_failure()
         return item
 
     async def _next(self) -> tuple[int, RequestOutput]:

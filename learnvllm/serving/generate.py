@@ -88,14 +88,20 @@ def run(engine: LLMEngine, prompts: list[str], params: SamplingParams, *, chat: 
     for request_id, index in ids.items():
         engine.add_request(request_id, rendered[index].token_ids, params)
     printer = _JsonPrinter(prompts) if as_json else _TextPrinter(prompts, n=params.n)
+    failed: dict[str, None] = {}
     try:
         for output in _outputs(engine):
             printer.add(ids[output.request_id], output)
+            if output.failed:
+                failed[output.request_id] = None
     finally:
         engine.abort_request(list(ids))
         if isinstance(printer, _TextPrinter):
             printer.end()
-    return 0
+    for request_id in failed:
+        what = shorten(prompts[ids[request_id]], 60)
+        print(f"learnvllm generate: the engine failed on {what}; its log says why.", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _render(renderer: Renderer, prompt: str, chat: bool) -> RenderedPrompt:

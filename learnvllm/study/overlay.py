@@ -77,14 +77,19 @@ def activate(words: Iterable[str], *, shadow: bool = False) -> str:
     return _banner(selection, shadow)
 
 
+def needs_torch_kernels() -> bool:
+    """Does something of the learner's stand behind the compiled kernels?"""
+    return any(plan.exercise.module == _BEHIND_KERNELS for plan in active)
+
+
 def _install(plans: list[Plan]) -> None:
     active[:] = plans
     for plan in plans:
         _make_importable(plan)
-        if plan.exercise.module == _BEHIND_KERNELS:
-            os.environ[_KERNELS] = "torch"
         if plan.parts:
             after_import(plan.exercise.module, partial(_apply, plan))
+    if needs_torch_kernels():
+        os.environ[_KERNELS] = "torch"
     if envs.get(SHADOW):
         from learnvllm.study import shadow
 

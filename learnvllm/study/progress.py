@@ -107,10 +107,6 @@ class Progress:
         """The record of an exercise, a new one where there is none."""
         return self.exercises.setdefault(exercise_id, ExerciseRecord())
 
-    def passed_ids(self) -> list[str]:
-        """Exercises that have passed, in the order of the file. Some may no longer exist."""
-        return [name for name, record in self.exercises.items() if record.passed]
-
     def text(self) -> str:
         """The file's new content: known fields as they are now, all others as they were."""
         document = {"version": VERSION, **self._document}

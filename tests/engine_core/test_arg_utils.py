@@ -24,6 +24,15 @@ def parse(*argv: str) -> EngineArgs:
     return EngineArgs.from_cli_args(parser.parse_args(argv))
 
 
+def test_a_trace_file_may_begin_with_the_home_directory(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    config = create_engine_config(EngineArgs(model=str(tiny_directory), trace_file=Path("~/t.json")))
+    assert config.observability_config.trace_file == tmp_path / "t.json"
+
+
 def test_an_empty_command_line_gives_the_defaults() -> None:
     assert parse() == EngineArgs()
 

@@ -10,7 +10,7 @@ from learnvllm.engine_core.metrics.stats import IterationStats, RequestStateStat
 from learnvllm.engine_core.protocol import EngineReady
 from tests.engine_core.parts import make_config
 
-READY = EngineReady("hash", 64, 4, 128, 128, False)
+READY = EngineReady("hash", 64, 4, 128)
 
 FAMILIES = {
     "num_requests_running": "gauge",

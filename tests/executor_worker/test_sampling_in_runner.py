@@ -203,10 +203,10 @@ def test_nans_are_reported_for_the_request_that_has_them() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "variable", "kernels"),
-    [("numba", "numba", True), ("torch", "numba", False), ("numba", "torch", False)],
+    [("numba", "torch", True), ("torch", "numba", False), (None, "torch", False), (None, "numba", True)],
 )
 def test_flag_or_variable_decides_for_the_model_and_the_sampler_alike(
-    flag: Literal["numba", "torch"], variable: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
+    flag: Literal["numba", "torch"] | None, variable: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEARNVLLM_CPU_KERNELS", variable)
     config = make_config()

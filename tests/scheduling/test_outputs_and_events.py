@@ -175,6 +175,12 @@ class TestStats:
         assert queries == 18
         assert preemptions == loop.num_preemptions
 
+    def test_a_request_for_prompt_logprobs_asks_nothing(self) -> None:
+        loop = SchedulerLoop(make_config())
+        loop.add("a", prompt_of(9), prompt_logprobs=1)
+        loop.schedule()
+        assert loop.scheduler.make_stats().prefix_cache_queries == 0
+
     def test_prefix_caching_off_asks_nothing(self) -> None:
         loop = SchedulerLoop(make_config(enable_prefix_caching=False))
         loop.add("a", prompt_of(9))

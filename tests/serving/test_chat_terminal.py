@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from learnvllm.engine_core.core_client import interrupt_afterwards
+from learnvllm.architecture.interrupts import interrupt_afterwards
 from learnvllm.serving.chat_view import _make_console, _MarkdownStream
 from tests.serving.fake_server import FakeServer
 

@@ -99,8 +99,6 @@ class EngineCore:
             kv_cache_tokens=self.kv_cache_config.max_tokens_that_fit(
                 max_step_tokens(self.config), self.config.max_model_len
             ),
-            max_model_len=self.config.max_model_len,
-            async_scheduling=self.async_scheduling,
         )
 
     # ---------------------------------------------------------------------------------- requests in and out

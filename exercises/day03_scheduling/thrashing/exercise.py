@@ -84,7 +84,7 @@ class Scheduler(SchedulerInterface):
         """All unfinished requests."""
         self.waiting = create_request_queue(self.scheduler_config.policy)
         self.running: list[Request] = []
-        """Best first: by arrival (fcfs) or by priority. Whoever is last is preempted first."""
+        """In order of admission, under "priority" by priority. Whoever is last is preempted first."""
         self.finished_req_ids: set[str] = set()
         """Finished since the last step and known to the workers."""
         self.progress_guard = True
@@ -238,7 +238,7 @@ class Scheduler(SchedulerInterface):
         request.num_computed_tokens = num_hit_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_hit_tokens
-            if self._block_hasher is not None:
+            if self._block_hasher is not None and request.sampling_params.prompt_logprobs is None:
                 self._stats.prefix_cache_queries += request.num_tokens
                 self._stats.prefix_cache_hits += num_hit_tokens
         request.status = RequestStatus.RUNNING

@@ -19,7 +19,7 @@ class _Rules:
     biases: np.ndarray
     min_tokens: int
     stop_ids: np.ndarray
-    """Tokens that would end the request: forbidden until it has min_tokens of output."""
+    """Forbidden until the request has min_tokens of output: stop tokens, and EOS though it be ignored."""
 
 
 class LogitBias:

@@ -37,11 +37,11 @@ __all__ = [
 def select_kernels(name: Literal["numba", "torch"] | None) -> None:
     """Decide, for all in this process that has a kernel and a twin (the sampler too), which of them runs.
 
-    name: --cpu-kernels; LEARNVLLM_CPU_KERNELS=torch overrules numba. None: as the variable says. A model's
-    linear layers are packed for one or the other while it is built: select before.
+    name: --cpu-kernels. None: as LEARNVLLM_CPU_KERNELS says. A model's linear layers are packed for one or
+    the other while it is built: select before.
     """
     global _uses_kernels
-    _uses_kernels = "torch" not in (name, envs.get("LEARNVLLM_CPU_KERNELS"))
+    _uses_kernels = (name or envs.get("LEARNVLLM_CPU_KERNELS")) == "numba"
     cpu_kernels.cache_clear()
 
 

@@ -161,8 +161,8 @@ def attention_kernel(head_dim: int) -> Kernel:
                 work += kv_heads * keys * (_whole_rows(tokens * group) // ROWS)
         my_begin, my_end = work * me // threads, work * (me + 1) // threads
 
-        # My scratch: results of an item cut by my first border, by my last, and of a whole one; what one
-        # needs.
+        # My scratch: three results (of the item cut by my first border, of the one cut by my last, of whole
+        # ones), then the scores and the packed queries of one tile.
         most_rows = _whole_rows(QUERIES * group)
         result_size = most_rows * (dim + 2)
         mine = args[7] + 4 * me * args[8]

@@ -72,7 +72,7 @@ async def test_a_check_runs_beside_the_screen_and_is_recorded(tiny: Exercise, gr
         await pilot.press("n")
         await pilot.pause()
         assert "# A free queue" in app.query_one("#exercise", Markdown).source
-    assert progress.load_progress().passed_ids() == [tiny.id]
+    assert progress.load_progress().of(tiny.id).passed
 
 
 async def test_while_one_check_runs_the_screen_answers_and_no_second_begins(

@@ -39,7 +39,7 @@ def page() -> str:
 def collect() -> list[Metric]:
     """The families of an engine's registry. It asks for little of a configuration, and no model."""
     config = SimpleNamespace(served_model_name="model", max_model_len=8192, cache_config=CacheConfig())
-    ready = EngineReady("", 1, 16, 16, config.max_model_len, async_scheduling=True)
+    ready = EngineReady("", 1, 16, 16, config.max_model_len)
     return list(PrometheusStatLogger(cast(EngineConfig, config), ready).registry.collect())
 
 
