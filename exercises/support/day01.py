@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,10 @@ from learnvllm.architecture.tracing import RecordingTracer, ScheduledTokens, Ste
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.simulator import Arrival, Simulation
 from learnvllm.scheduling.toy import make_prompt, toy_config
+from support import failure
 
 CONCEPTS = "docs/topics/architecture/concepts.md"
-WALKTHROUGH = "docs/topics/architecture/walkthrough.md"
-
-
-def lesson(rule: str, *, expected: Any, got: Any, case: Any = "", read: str = "") -> str:
-    """A failure as a learner can use it: the rule that is broken, the case, both values, where to read."""
-    lines = [rule, f"  case:     {case}", f"  expected: {expected}", f"  got:      {got}"]
-    lines.append(f"  read:     {CONCEPTS}{'#' + read if read else ''}")
-    return "\n".join(line for line in lines if case or not line.startswith("  case:"))
+lesson = partial(failure.lesson, CONCEPTS)
 
 
 def model_config(max_model_len: int = 1000) -> ModelConfig:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,12 @@ from learnvllm.kv_cache.interface import FullAttentionSpec
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.scheduler import Scheduler
 from learnvllm.scheduling.toy import toy_architecture
+from support import failure
 
 VOCAB_SIZE = 300
 EOS = 2
 CONCEPTS = "docs/topics/engine_core/concepts.md"
-
-
-def lesson(rule: str, *, expected: Any, got: Any, case: str = "", read: str = "") -> str:
-    """A failure as a learner can use it: the rule that is broken, the case, both values, where to read."""
-    lines = [rule, f"  case:     {case}", f"  expected: {expected}", f"  got:      {got}"]
-    lines.append(f"  read:     {CONCEPTS}{'#' + read if read else ''}")
-    return "\n".join(line for line in lines if case or not line.startswith("  case:"))
+lesson = partial(failure.lesson, CONCEPTS)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from learnvllm.scheduling.simulator import Arrival, Simulation
 from learnvllm.scheduling.toy import next_token, predict
 
 CONCEPTS = "docs/topics/scheduling/concepts.md"
-WALKTHROUGH = "docs/topics/scheduling/walkthrough.md"
 
 
 class CheckedDevice:
@@ -134,7 +133,7 @@ def check_tokens(sim: Simulation, arrival: Arrival) -> None:
     assert got == expected, (
         f"{arrival.request_id} ({len(arrival.prompt)} prompt tokens, max_tokens={arrival.max_tokens}) must "
         f"produce {expected}, but produced {got}. Invariant: tokens do not depend on who else runs, how they "
-        f"are cut into steps, or how often a request gave way. See {CONCEPTS}."
+        f"are cut into steps, or how often a request gave way. Read {CONCEPTS}#one-rule."
     )
 
 

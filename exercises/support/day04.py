@@ -24,7 +24,6 @@ from learnvllm.kv_cache.interface import (
 from learnvllm.kv_cache.manager import KVCacheManager
 
 CONCEPTS = "docs/topics/kv_cache/concepts.md"
-WALKTHROUGH = "docs/topics/kv_cache/walkthrough.md"
 BLOCK_SIZE = 4
 
 
@@ -124,7 +123,7 @@ class CheckedMemory:
                 assert found == tuple(tokens[: position + 1]), (
                     f"Request {request.request_id!r} attends to position {position} in block {slot[1]}, "
                     f"offset {slot[2]}, and finds {self._describe(found)}. Invariant: whatever counts as "
-                    f"computed has its KV in the request's own table. Read {CONCEPTS}."
+                    f"computed has its KV in the request's own table. Read {CONCEPTS}#the-mental-model."
                 )
 
     def _slot(self, request: Request, group: int, position: int) -> tuple[int, int, int]:

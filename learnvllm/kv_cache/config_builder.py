@@ -1,8 +1,8 @@
 """From layers and bytes to a plan: which layers share a block table, which share memory, how many blocks
 there are.
 
-Groups have equally many layers, or one fewer where that does not divide, so a block means the same bytes
-whichever group takes it, and one pool serves all.
+A block means the same bytes whichever group takes it, so one pool serves all. Groups are about equally large;
+one with fewer layers than the largest leaves a part of its blocks unused.
 Upstream namesake: vllm/v1/core/kv_cache_config_builder.py, kv_cache_planning.py.
 """
 
@@ -54,9 +54,10 @@ def get_kv_cache_config(
 
 
 def group_layers(specs: dict[str, KVCacheSpec]) -> tuple[KVCacheGroupSpec, ...]:
-    """Layers of equal spec, cut into groups of equal size (where that does not divide: one layer fewer).
+    """Layers of equal spec, cut into groups of about equal size.
 
     Example: 5 sliding-window layers to 1 of full attention, 18 layers: 15 + 3, so six groups of three.
+    Of 7 + 3 come groups of 3, 2, 2 and 3.
     """
     by_spec: dict[KVCacheSpec, list[str]] = {}
     for name, spec in specs.items():

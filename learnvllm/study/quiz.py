@@ -193,8 +193,7 @@ def read_given(question: Question, given: str) -> frozenset[int] | float:
 
 def _read_number(text: str, unit: str) -> float:
     """1,500 is 1500; 1,5 might be meant as 1.5 and is asked about."""
-    digits = text.replace("_", "").removesuffix(unit).strip()
-    digits = digits.translate(FULL_WIDTH)
+    digits = text.translate(FULL_WIDTH).replace("_", "").removesuffix(unit).strip()
     if _NUMBER.fullmatch(digits):
         with suppress(ValueError):  # a point, or a sign, without a digit
             if math.isfinite(number := float(re.sub(r"[, \u00a0\u202f]", "", digits))):

@@ -6,12 +6,14 @@ The quick half of `learnvllm dev check`; `make test` runs it for every exercise.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from learnvllm.study.catalogue import load_exercises
 from learnvllm.study.exercise import FILES, MIN_MUTANTS, Exercise, StudyError, read_bytes
 from learnvllm.study.mutants import apply_mutant, load_mutants
 from learnvllm.study.problems import of_syntax
+from learnvllm.study.proof import support_files
 from learnvllm.study.starters import render_solution, render_starter
 
 
@@ -104,6 +106,7 @@ def _mistakes_of_grader(exercise: Exercise) -> Iterator[str]:
     grader = read_bytes(exercise.test_path).decode()
     if "load_subject(__file__)" not in grader:
         yield "test_exercise.py does not call load_subject(__file__): whose code would it grade?"
+    yield from _mistakes_of_messages(exercise)
     for node in ast.walk(ast.parse(grader)):
         if isinstance(node, ast.ImportFrom) and node.module == exercise.module:
             names = {alias.name for alias in node.names} & set(exercise.symbols)
@@ -111,6 +114,31 @@ def _mistakes_of_grader(exercise: Exercise) -> Iterator[str]:
                 yield f"test_exercise.py takes {', '.join(sorted(names))} from the reference, not the subject"
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tests":
             yield "test_exercise.py imports from tests/, which a learner may not have: use exercises/support/"
+
+
+def _mistakes_of_messages(exercise: Exercise) -> Iterator[str]:
+    """What a failure tells to read is there, and gives nothing away."""
+    page = exercise.root.parent / f"docs/topics/{exercise.topic}/concepts.md"
+    sections = _sections(read_bytes(page).decode()) if page.is_file() else None
+    for path in (exercise.test_path, *support_files(exercise)):
+        text = read_bytes(path).decode()
+        if "walkthrough" in text.lower():
+            yield f"{path.name} names the walkthrough, which shows solutions: name a section of {page.name}"
+        if re.search(r"\{CONCEPTS\}(?!#)", text):
+            yield f"{path.name} sends to a whole page: name the section, {{CONCEPTS}}#section"
+        anchors = re.findall(r"\{CONCEPTS\}#([\w-]+)", text)
+        anchors += re.findall(r'\b(?:read|READ) ?= ?"([\w-]+)"', text)
+        for anchor in sorted(set(anchors)):
+            if sections is not None and anchor not in sections:
+                yield f"{path.name} names #{anchor}, and {page.name} has no such section"
+
+
+def _sections(page: str) -> set[str]:
+    """The anchors of a page's headings, as the site gives them."""
+    prose = re.sub(r"(?ms)^```.*?^```", "", page)
+    named = re.findall(r"^#+ .*\{ ?#([\w-]+) ?\}$", prose, re.M)
+    titles = re.findall(r"^#+ ([^{\n]+)$", prose, re.M)
+    return {*named, *(re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title in titles)}
 
 
 def _wrong_links(exercise: Exercise) -> Iterator[str]:

@@ -158,6 +158,8 @@ def test_a_mutant_that_lives_is_told(tiny: Exercise) -> None:
             "import pytest\nfrom learnvllm.architecture.math_utils import cdiv\n",
             "takes cdiv from the reference",
         ),
+        ("test_exercise.py", "== 3", '== 3, f"Read {WALKTHROUGH}, rounding."', "names the walkthrough"),
+        ("test_exercise.py", "== 3", '== 3, f"Read {CONCEPTS}, rounding."', "sends to a whole page"),
         ("exercise.py", "raise NotImplementedError", "return", "not what the reference gives"),
         (
             "exercise.toml",
@@ -204,6 +206,20 @@ def test_pages_are_held_to_it(tiny: Exercise) -> None:
     assert any("does not name it" in mistake for mistake in structure.mistakes(tiny))
     (docs / "exercises.md").write_text("`tiny`: rounds up.", "utf-8")
     assert structure.mistakes(tiny) == []
+
+
+@pytest.mark.parametrize("message", ['lesson("rule", read="{}")', 'READ = "{}"', 'f"Read {{CONCEPTS}}#{}."'])
+@pytest.mark.parametrize("section", ["floor", "cost-of-rounding", "in-code"])
+def test_a_section_that_a_failure_names_is_on_the_page(tiny: Exercise, message: str, section: str) -> None:
+    docs = tiny.folder.parents[2] / "docs/topics/architecture"
+    docs.mkdir(parents=True)
+    (docs / "exercises.md").write_text("`tiny`: rounds up.", "utf-8")
+    page = "# Concepts\n\n## Rounding down {#floor}\n\n## Cost of rounding\n\n```python\n# in code\n```\n"
+    (docs / "concepts.md").write_text(page, "utf-8")
+    tiny.test_path.write_text(GRADER + f"\n{message.format(section)}\n", "utf-8")
+    known = section in ("floor", "cost-of-rounding")
+    lost = f"test_exercise.py names #{section}, and concepts.md has no such section"
+    assert structure.mistakes(tiny) == ([] if known else [lost])
 
 
 def test_a_solved_starter_is_told(tiny: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@
 
   // A number as people write it: "1,626", "1 626", "57.0", ".5", "57 blocks". null when it is none.
   function parseNumber(text, unit = "") {
-    let plain = text.trim().replaceAll("_", "");
-    if (unit && plain.endsWith(unit)) plain = plain.slice(0, -unit.length).trim();
     // ５７ and ， of a Chinese keyboard
-    plain = plain.replace(/[\uFF01-\uFF5E]/g, (wide) => String.fromCharCode(wide.charCodeAt(0) - 0xfee0));
+    let plain = text.replace(/[\uFF01-\uFF5E]/g, (wide) => String.fromCharCode(wide.charCodeAt(0) - 0xfee0));
+    plain = plain.trim().replaceAll("_", "");
+    if (unit && plain.endsWith(unit)) plain = plain.slice(0, -unit.length).trim();
     if (!/^[+-]?(\d{1,3}([, \u00a0\u202f]\d{3})+|\d+)?(\.\d*)?(e[+-]?\d+)?$/i.test(plain)) return null;
     const number = Number(plain.replace(/[, \u00a0\u202f]/g, "") || NaN);
     return Number.isFinite(number) ? number : null;

@@ -57,9 +57,8 @@ def test_steps_last_as_long_as_their_phases():
     got = [(row["name"], *span(row)) for row in steps_of(draw(TWO))]
     expected = [("step 4", 0, 10_000), ("step 5", 12_000, 22_000)]
     assert got == expected, lesson(
-        "(name, begin, end) of the steps, in microseconds from the first event. forward is part of "
-        "execute, and "
-        "counts once.",
+        "(name, begin, end) of the steps, in microseconds from the first event. forward is part of execute, "
+        "and counts once.",
         case="schedule 1 ms, execute 7 ms (forward 5 ms of it), update 2 ms; the next step 12 ms later",
         expected=expected,
         got=got,
@@ -207,11 +206,9 @@ def test_slices_of_a_track_never_cross(events):
             while open_ends and open_ends[-1] <= begin + 1:
                 open_ends.pop()
             assert not open_ends or end <= open_ends[-1] + 1, lesson(
-                "Slices of one track lie inside one another or apart: a viewer draws anything else wrong. "
-                "A step that "
-                "begins before another has ended stands on a track of its own, a request's next slice "
-                "begins where "
-                "its last one ends.",
+                "Slices of one track lie inside one another or apart: a viewer draws anything else wrong. A "
+                "step that begins before another has ended stands on a track of its own, a request's next "
+                "slice begins where its last one ends.",
                 case=f"steps begin at {[round(e.start - events[0].start, 3) for e in events]}, last 0.01 s; "
                 f"track {tid} ({names_of_tracks(rows).get(tid)})",
                 expected=f"nothing from {begin} to {end} µs",

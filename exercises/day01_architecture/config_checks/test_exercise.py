@@ -125,8 +125,7 @@ def test_an_error_says_what_where_and_what_to_do_in_one_line(value, name):
     text = str(error)
     assert re.fullmatch(rf"{name}={value}: {name} \S.*\.", text), lesson(
         "An error reads `name=value: name rule.`, in one line, so that whoever reads it in a log knows "
-        "which flag to "
-        "change and how.",
+        "which flag to change and how.",
         case=f"{name}={value}",
         expected=f"{name}={value}: {name} must be … .",
         got=text,
@@ -274,9 +273,8 @@ def test_the_hash_is_the_same_in_every_process():
     subject.EngineConfig(toy_config().model_config).config_hash()  # what is not written says so here
     first, second = hash_elsewhere(1), hash_elsewhere(2)
     assert first == second, lesson(
-        "The front end and the engine compare this hash when they shake hands: the same configuration "
-        "must give the "
-        "same text in every process. (Python salts hash() of text anew in each.)",
+        "The front end and the engine compare this hash when they shake hands: the same configuration must "
+        "give the same text in every process. (Python salts hash() of text anew in each.)",
         expected=first,
         got=second,
         read="fingerprint",

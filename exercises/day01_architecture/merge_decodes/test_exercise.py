@@ -44,9 +44,8 @@ def test_decodes_of_steps_in_a_row_are_one_slice():
     got = runs(decoding([0, 1, 2, 3]))
     expected = [(1, 0, 4, 4)]
     assert got == expected, lesson(
-        "(track, first step, steps, tokens): steps that follow one another make one slice, though there "
-        "is a gap of "
-        "2 ms between them.",
+        "(track, first step, steps, tokens): steps that follow one another make one slice, though there is "
+        "a gap of 2 ms between them.",
         case="a decodes in the steps 0 to 3",
         expected=expected,
         got=got,

@@ -94,8 +94,7 @@ def test_what_is_left_to_compute_counts_tokens_in_flight():
     got = [count for _, count in told]
     assert got == expected, lesson(
         "num_uncomputed_tokens = tokens known or in flight, less those computed. A token in flight has no "
-        "id yet, "
-        "but a position, and a later step computes it like any other.",
+        "id yet, but a position, and a later step computes it like any other.",
         case="; ".join(what for what, _ in told),
         expected=expected,
         got=got,
@@ -158,8 +157,7 @@ def test_full_blocks_are_named_once_and_in_order(length, chunks):
     )
     assert got == expected, lesson(
         "block_hashes holds one name for each full block, as if all tokens had been there from the "
-        "beginning. The "
-        "hasher returns only the names that block_hashes lacks.",
+        "beginning. The hasher returns only the names that block_hashes lacks.",
         case=f"blocks of {BLOCK}, a prompt of {length}, then {chunks} tokens",
         expected=expected,
         got=got,

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import zmq
-from support.day02 import build_core, expected_tokens, lesson, request
+from support.day02 import CONCEPTS, build_core, expected_tokens, lesson, request
 
 from learnvllm.architecture.messages import EngineCoreOutputs, FinishReason
 from learnvllm.engine_core.core import EngineCore
@@ -47,8 +47,7 @@ class InputSocket:
     def deliver_raw(self, frames) -> None:
         assert self._back.acquire(timeout=SOON), (
             "The input thread does not come back for the next message: one that it could not read, or "
-            "handle, "
-            "ended it, and nobody is heard any more."
+            "handle, ended it, and nobody is heard any more."
         )
         self._messages.put(frames)
         assert self._back.acquire(timeout=SOON), "The input thread does not come back for the next message."
@@ -136,8 +135,7 @@ class Process:
         self._thread.join(SOON)
         assert not self._thread.is_alive(), (
             "The loop does not come to its end: it waits for a message although there is work, or it runs a "
-            "request that nobody asked for any more.\n  read:     "
-            "docs/topics/engine_core/concepts.md#the-loop"
+            f"request that nobody asked for any more.\n  read:     {CONCEPTS}#the-loop"
         )
         self.input.end()
         messages = []
@@ -212,8 +210,7 @@ def test_an_id_that_was_aborted_can_be_used_again(moment) -> None:
     expected = ([*first, *expected_tokens([9, 8], 3)], FinishReason.LENGTH)
     assert told.get("again") == expected, lesson(
         "An abort ends what came before it, never what came after it. A copy of an abort that is read late "
-        "must "
-        "not find the next request of the same id.",
+        "must not find the next request of the same id.",
         case=f'"again" runs from step 2; ABORT again, ADD again arrive {moment} step 3'
         + (" and the next" if moment == "between" else ""),
         expected=f"{len(first)} tokens of the first request, then {expected}",
@@ -252,8 +249,7 @@ def test_an_abort_right_behind_its_request_is_not_lost() -> None:
     told = process.outputs()
     assert "b" not in told, lesson(
         "Messages are handled in their order: an abort stands behind its own ADD, even when that has not "
-        "been "
-        "taken in yet.",
+        "been taken in yet.",
         case="ADD b, ABORT b arrive while step 1 runs",
         expected="no token of b",
         got=told.get("b"),

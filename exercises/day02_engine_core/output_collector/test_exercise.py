@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.day02 import lesson, time_limit
+from support.day02 import CONCEPTS, lesson, time_limit
 
 from learnvllm.architecture.errors import EngineDeadError
 from learnvllm.architecture.outputs import CompletionOutput, Logprob, RequestOutput
@@ -197,7 +197,7 @@ def test_an_error_displaces_outputs_and_stays(puts_before, puts_after) -> None:
 
 HANGS = (
     "get() neither returned nor slept: when there is nothing to take it must wait for the next put without "
-    f"keeping other coroutines from running.\n  read:     docs/topics/engine_core/concepts.md#{READ}"
+    f"keeping other coroutines from running.\n  read:     {CONCEPTS}#{READ}"
 )
 
 

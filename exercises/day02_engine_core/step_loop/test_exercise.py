@@ -65,8 +65,7 @@ def test_any_batch_gives_what_each_request_gives_alone(prompts, budget, max_toke
     )
     assert core.executor.rows == {}, lesson(
         "When the engine is idle the workers have been told of every request that ended. A step without "
-        "tokens "
-        "is still sent when it names finished requests.",
+        "tokens is still sent when it names finished requests.",
         case=f"prompts {prompts}, {budget} tokens a step",
         expected="no rows on the workers",
         got=f"rows of {sorted(core.executor.rows)}",
@@ -103,8 +102,7 @@ def test_with_async_scheduling_nothing_is_waited_for() -> None:
     expected = (({}, True), ["schedule 1", "execute 1"])
     assert (got, diary) == expected, lesson(
         "With async scheduling step() leaves everything to step_with_batch_queue, which starts the first "
-        "step "
-        "and returns.",
+        "step and returns.",
         case="one request, the first call of step()",
         expected=expected,
         got=(got, diary),
@@ -131,8 +129,7 @@ def test_an_abort_that_comes_while_the_step_runs_stops_its_token(asynchronous) -
     expected = {"b": expected_tokens([5, 6, 8], 4)}
     assert got == expected, lesson(
         "Aborts are taken between the result and update_from_output: asked earlier they have not come yet, "
-        "asked "
-        "later the token is already handed out.",
+        "asked later the token is already handed out.",
         case='"a" is aborted while step 1 runs; "b" goes on',
         expected=expected,
         got=got,
@@ -206,8 +203,7 @@ def test_workers_get_only_steps_with_news_and_the_scheduler_gets_every_step_back
     expected = [(step, ["a"] if is_sent else [])]
     assert taken_in == expected, lesson(
         "Every step that was scheduled comes back to update_from_output, with EMPTY_MODEL_RUNNER_OUTPUT "
-        "when the "
-        "workers were not asked.",
+        "when the workers were not asked.",
         case=case,
         expected=expected,
         got=taken_in,

@@ -57,8 +57,7 @@ def test_the_next_step_is_scheduled_before_the_running_one_is_waited_for() -> No
     expected = ["schedule 1", "execute 1", "schedule 2", "execute 2", "result 1", "update 1"]
     assert diary == expected, lesson(
         "The second call schedules step 2, then waits for step 1. Waiting first leaves the device idle "
-        "while the "
-        "CPU plans; taking in step 2 leaves nothing running.",
+        "while the CPU plans; taking in step 2 leaves nothing running.",
         expected=expected,
         got=diary,
         read=READ,

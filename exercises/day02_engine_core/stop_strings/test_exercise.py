@@ -67,9 +67,8 @@ def test_the_leftmost_stop_string_is_found_wherever_it_began(text, stops, includ
             at, length, stop = min(ends_after)
             expected = (stop, at + length if include else at)
         assert (None if got is None else tuple(got)) == expected, lesson(
-            "Of the stop strings that end after `start`, the one that begins first; of those, the "
-            "shortest. It may "
-            "begin before `start`.",
+            "Of the stop strings that end after `start`, the one that begins first; of those, the shortest. "
+            "It may begin before `start`.",
             case=f"text {text!r}, stops {stops}, start {start}, include {include}",
             expected=f"(stop, text_length) = {expected}",
             got=got,
@@ -86,8 +85,7 @@ def test_no_more_is_undecided_than_could_become_a_stop_string(text, stops) -> No
     got = undecided_length(text, stops)
     assert got == expected, lesson(
         "What is held back is the longest end of the text with which a stop string begins. Less shows a "
-        "piece of a "
-        "stop string; more makes a reader wait for nothing.",
+        "piece of a stop string; more makes a reader wait for nothing.",
         case=f"text {text!r}, stops {stops}",
         expected=expected,
         got=got,
@@ -114,8 +112,7 @@ def test_what_is_streamed_is_the_text_before_the_stop_string(text, stops, includ
     got = ("".join(deltas), detokenizer.text, stop)
     assert got == (expected_text, expected_text, expected_stop), lesson(
         "Deltas together are the text, cut at the first stop string that completes after min_tokens, "
-        "however many "
-        "tokens come at once.",
+        "however many tokens come at once.",
         case=case,
         expected=(expected_text, expected_text, expected_stop),
         got=got,
@@ -201,9 +198,8 @@ def test_a_stop_token_keeps_its_id_and_loses_its_text(include, at_once) -> None:
     expected = ("ab." if include else "ab", ids("ab."))
     got = (detokenizer.text, detokenizer.token_ids)
     assert got == expected, lesson(
-        "stop_terminated: the last token is a stop token. Its id is output, its text only when stop "
-        "strings are "
-        "included.",
+        "stop_terminated: the last token is a stop token. Its id is output, its text only when stop strings "
+        "are included.",
         case=f'"ab." where "." is a stop token, include {include}',
         expected=expected,
         got=got,

@@ -74,8 +74,7 @@ def test_the_first_token_at_once_then_whole_intervals_then_the_rest(kind, steps,
     got = list(itertools.accumulate(sizes)) if kind is DELTA else sizes
     assert got == due(steps, interval), lesson(
         "An output is due with the first token, then when at least stream_interval tokens have come since "
-        "the "
-        "last output, and at the end.",
+        "the last output, and at the end.",
         case=f"{kind.name}, interval {interval}, tokens per step {steps}",
         expected=f"outputs that cover {due(steps, interval)} tokens",
         got=got,
@@ -201,8 +200,7 @@ def test_what_it_saves() -> None:
     }
     assert got == expected, lesson(
         "With N = 8 an answer of 256 tokens takes 1 + 31 + 1 outputs instead of 256, and cumulative ones "
-        "carry an "
-        "eighth of the ids.",
+        "carry an eighth of the ids.",
         case="(kind, interval): (outputs, token ids carried)",
         expected=expected,
         got=got,

@@ -39,7 +39,7 @@ def test_a_step_is_decided_before_the_token_of_the_one_before_is_known():
         "Two steps are scheduled before any token is there; per step (scheduled, known tokens, tokens in "
         "flight).\n"
         f"Expected {expected}\nGot      {seen}\nA step that computes the last known token samples one: from "
-        f"then on it is in flight, and counts as known. Read {CONCEPTS}, 'One step ahead'."
+        f"then on it is in flight, and counts as known. Read {CONCEPTS}#one-step-ahead."
     )
     sim.update()
     assert (request.num_tokens, request.num_output_placeholders) == (6, 1), (

@@ -27,7 +27,8 @@ def until_somebody_gives_way(sim, arrivals):
             return requests, step
         sim.update()
         assert sim.is_busy, (
-            f"The pool runs out of blocks here, but nobody was reported as preempted. Read {CONCEPTS}."
+            "The pool runs out of blocks here, but nobody was reported as preempted. Read "
+            f"{CONCEPTS}#preemption."
         )
     raise AssertionError(
         "The pool runs out of blocks within 20 steps here, and after 200 nobody has given way."

@@ -6,7 +6,7 @@ import weakref
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.day03 import WALKTHROUGH, finish, simulation
+from support.day03 import CONCEPTS, finish, simulation
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
@@ -83,7 +83,7 @@ def check_against_a_list(policy, operations):
         story.append(f"{operation} {request.request_id} (priority {request.priority})")
         assert names(queue) == names(model), (
             f"{policy}: after {story} iteration must give {names(model)}, the order of admission; it gives "
-            f"{names(queue)}. Read RequestQueue in learnvllm/scheduling/request_queue.py."
+            f"{names(queue)}. Read {CONCEPTS}#who-is-next."
         )
         assert len(queue) == len(model), (
             f"{policy}: after {story} {len(model)} wait, and len says {len(queue)}."
@@ -206,4 +206,6 @@ def test_the_scheduler_works_with_it(policy):
     )
     arrivals = [Arrival(f"r{i}", i / 1000, make_prompt(3, i), 12, -i) for i in range(8)]
     finish(sim, arrivals)
-    assert sim.num_preemptions > 0, f"8 requests in 12 blocks must give way now and then. Read {WALKTHROUGH}."
+    assert sim.num_preemptions > 0, (
+        f"8 requests in 12 blocks must give way now and then. Read {CONCEPTS}#preemption."
+    )

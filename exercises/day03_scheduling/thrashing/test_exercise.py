@@ -39,8 +39,8 @@ def test_two_documents_that_fit_only_one_after_the_other():
     assert (sim.num_preemptions, sim.num_computed_tokens) == (0, needed), (
         "Two documents of 60 tokens in 20 blocks of 4, at most 4 tokens of each per step: one fits, two do "
         f"not, so b has to wait. There were {sim.num_preemptions} preemptions, and {sim.num_computed_tokens} "
-        f"tokens were computed where {needed} do. The beginning:\n{story(sim.steps[:12])}\nRead {CONCEPTS}, "
-        "'Preemption'."
+        f"tokens were computed where {needed} do. The beginning:\n{story(sim.steps[:12])}\nRead "
+        f"{CONCEPTS}#preemption."
     )
 
 

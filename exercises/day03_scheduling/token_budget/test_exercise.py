@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.day03 import CONCEPTS, WALKTHROUGH, async_over, check_tokens, finish, simulation
+from support.day03 import CONCEPTS, async_over, check_tokens, finish, simulation
 
 from learnvllm.scheduling.simulator import Arrival
 from learnvllm.scheduling.toy import make_prompt, toy_config
@@ -29,7 +29,7 @@ def expect(got, expected, rule):
     assert got == expected, (
         f"Expected these tokens per step: {expected}\n"
         f"Got:                            {got}\n"
-        f"Rule: {rule}\nRead {CONCEPTS}, 'One rule'."
+        f"Rule: {rule}\nRead {CONCEPTS}#one-rule."
     )
 
 
@@ -276,7 +276,7 @@ def test_no_step_exceeds_its_budget_and_no_cut_changes_a_token(lengths, budget, 
         assert total <= budget, (
             f"A step computes {dict(step.num_scheduled_tokens)}, {total} tokens; "
             f"max_num_batched_tokens={budget}. Prompts of {lengths}. Invariant: no step exceeds its budget. "
-            f"Read {WALKTHROUGH}."
+            f"Read {CONCEPTS}#a-share-for-prompts."
         )
         assert total or not sim.scheduler.has_unfinished_requests(), (
             f"A step computes nothing though requests are unfinished (prompts of {lengths}, budget {budget}, "

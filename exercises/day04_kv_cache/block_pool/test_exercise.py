@@ -10,7 +10,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.day04 import CONCEPTS, WALKTHROUGH, make_manager, name_of, serve
+from support.day04 import CONCEPTS, make_manager, name_of, serve
 
 from learnvllm.kv_cache.block_pool import BlockPoolLog
 from learnvllm.kv_cache.eviction import SegmentedFreeQueue
@@ -19,7 +19,7 @@ from learnvllm.study.subject import load_subject
 subject = load_subject(__file__)
 BlockPool = subject.BlockPool
 
-READ = f"Read {WALKTHROUGH}, the pool."
+READ = f"Read {CONCEPTS}#the-mental-model."
 
 
 def ids(blocks):
@@ -41,7 +41,7 @@ def test_blocks_are_handed_out_with_one_reference_each_and_never_the_null_block(
     blocks = pool.get_new_blocks(4)
     assert sorted(ids(blocks)) == [1, 2, 3, 4], (
         f"A pool of 5 has 4 blocks to hand out, 1 to 4; it gave {sorted(ids(blocks))}. Block 0 is the null "
-        f"block: it stands in tables where no KV is needed and is nobody's. {READ}"
+        f"block: it stands in tables where no KV is needed and is nobody's. Read {CONCEPTS}#windows."
     )
     assert [block.ref_count for block in blocks] == [1] * 4, (
         f"Each block handed out has one holder, so ref_count 1; got {[b.ref_count for b in blocks]}."
@@ -66,12 +66,11 @@ def test_too_many_wanted_is_refused_and_nothing_is_taken():
 
 @pytest.mark.points(2)
 def test_a_free_block_is_found_until_it_is_handed_out_and_then_never_again():
-    """Fault 20 of our list (nano-vllm #163): a stale name gives one user the KV of another."""
+    """Fault 20 (nano-vllm #163): a stale name gives one user the KV of another."""
     pool, (block,) = pool_with_names("a")
     assert pool.get_cached_block(name_of("a")) is block, (
         "A block that nobody holds keeps its content and its name: the free memory *is* the prefix cache. "
-        f"Expected block {block.block_id} under its name, got {pool.get_cached_block(name_of('a'))}. Read "
-        f"{CONCEPTS}."
+        f"Expected block {block.block_id} under its name, got {pool.get_cached_block(name_of('a'))}. {READ}"
     )
     (again,) = pool.get_new_blocks(1)
     assert again is block
@@ -121,7 +120,7 @@ def test_what_was_unused_for_longest_is_evicted_first_and_blocks_without_a_name_
         f"Blocks {ids([a, b, c])} with content went free in this order, then block {a.block_id} was used "
         f"again, then block {anonymous.block_id}, which has no name, went free. They must be handed out as "
         f"{expected}: what nobody can ask for goes first, then the content unused for longest. "
-        f"Got {order}. {READ}"
+        f"Got {order}. Read {CONCEPTS}#eviction."
     )
 
 

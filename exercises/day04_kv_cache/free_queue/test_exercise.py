@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.day04 import CONCEPTS
 
 from learnvllm.kv_cache.block_pool import KVCacheBlock
 from learnvllm.study.subject import load_subject
@@ -13,7 +14,7 @@ from learnvllm.study.subject import load_subject
 subject = load_subject(__file__)
 FreeKVCacheBlockQueue = subject.FreeKVCacheBlockQueue
 
-READ = "Read docs/topics/kv_cache/walkthrough.md, the free queue."
+READ = f"Read {CONCEPTS}#the-mental-model."
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(["append", "appendleft", "popleft", "remove"]), st.integers(0, 5)), max_size=30
 )

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.day04 import CONCEPTS, WALKTHROUGH, make_manager, make_request, make_spec, table
+from support.day04 import CONCEPTS, make_manager, make_request, make_spec, table
 
 from learnvllm.kv_cache.block_pool import BlockPool
 from learnvllm.kv_cache.single_type_manager import FullAttentionManager
@@ -12,7 +12,7 @@ from learnvllm.study.subject import load_subject
 subject = load_subject(__file__)
 SingleTypeKVCacheManager = subject.SingleTypeKVCacheManager
 
-READ = f"Read {WALKTHROUGH}, one group's tables."
+READ = f"Read {CONCEPTS}#names."
 
 
 class Manager(SingleTypeKVCacheManager):
@@ -157,7 +157,7 @@ def test_sharing_and_freeing_leave_the_pool_whole(engine):
     queue = [block.block_id for block in manager.block_pool.free_block_queue if block.block_hash]
     assert queue == [a[1], a[0]], (
         f"The end of a prompt is freed first and so evicted first: the queue must end with {[a[1], a[0]]}, "
-        f"it has {queue}. The beginning is what the next prompt has in common. Read {CONCEPTS}."
+        f"it has {queue}. The beginning is what the next prompt has in common. Read {CONCEPTS}#eviction."
     )
 
 

@@ -3,14 +3,14 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.day04 import CONCEPTS, WALKTHROUGH, make_config, name_of
+from support.day04 import CONCEPTS, make_config, name_of
 
 from learnvllm.study.subject import load_subject
 
 subject = load_subject(__file__)
 KVCacheCoordinator = subject.KVCacheCoordinator
 
-READ = f"Read {CONCEPTS}, groups; {WALKTHROUGH}, the coordinator."
+READ = f"Read {CONCEPTS}#groups."
 NAMES = [name_of(i) for i in range(8)]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.day04 import CONCEPTS, WALKTHROUGH
+from support.day04 import CONCEPTS
 
 from learnvllm.study.subject import load_subject
 
@@ -13,7 +13,7 @@ reshape_and_cache = subject.reshape_and_cache
 gather_kv = subject.gather_kv
 paged_attention = subject.paged_attention
 
-READ = f"Read {CONCEPTS}, paging; {WALKTHROUGH}, the tensors."
+READ = f"Read {CONCEPTS}#paging."
 DIM = 8
 
 

@@ -1,7 +1,7 @@
 """Find the prefix, then make room (fill-in, 45 minutes, 17 points).
 
 Two calls join scheduler and cache: what of this request is already there, and is there room for its next
-tokens. The first is three lines with a famous trap; the second must say no without leaving a trace.
+tokens. The first is a few lines with a famous trap; the second must say no without leaving a trace.
 
 Not asked: How groups agree on a hit and how tables grow: `self.coordinator` does that, and its methods are
 given.

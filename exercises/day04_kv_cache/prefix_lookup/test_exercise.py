@@ -10,7 +10,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.day04 import CONCEPTS, WALKTHROUGH, CheckedMemory, admit, make_request, table
+from support.day04 import CONCEPTS, CheckedMemory, admit, make_request, table
 from support.day04 import make_manager as make
 
 from learnvllm.study.subject import load_subject
@@ -18,7 +18,7 @@ from learnvllm.study.subject import load_subject
 subject = load_subject(__file__)
 KVCacheManager = subject.KVCacheManager
 
-READ = f"Read {WALKTHROUGH}, the manager."
+READ = f"Read {CONCEPTS}#what-a-request-finds."
 
 
 def make_manager(num_blocks=11, block_size=4, windows=(None,), **options):
@@ -52,7 +52,7 @@ def test_the_longest_run_of_whole_blocks_is_found():
     seven_equal = make_request("b", [*range(7), 99, 98, 97])
     assert hit(manager, seven_equal) == 4, (
         "7 equal tokens and blocks of 4: one block, 4 tokens, is shared; the rest of the second would be "
-        f"another request's. Got {hit(manager, seven_equal)}. Read {CONCEPTS}."
+        f"another request's. Got {hit(manager, seven_equal)}. {READ}"
     )
     assert hit(manager, make_request("c", [9, *range(10)])) == 0, "A shifted prompt has no block in common."
 
@@ -60,7 +60,7 @@ def test_the_longest_run_of_whole_blocks_is_found():
 @pytest.mark.points(2)
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_at_least_one_token_is_left_to_compute(block_size):
-    """Fault 9 of our list (nano-vllm #144)."""
+    """Fault 9 (nano-vllm #144)."""
     manager = make_manager(40, block_size)
     prompt = range(2 * block_size)
     admit(manager, make_request("a", prompt, block_size))
@@ -110,7 +110,7 @@ def test_equal_prompts_of_one_step_share():
     assert found == 8, (
         "Two equal prompts are admitted in one step, before anything is computed: the second must find 8 "
         f"tokens, not {found}. Blocks get their names when they are allocated; that is safe because in every "
-        f"layer all writes of a step come before its reads. Read {CONCEPTS}."
+        f"layer all writes of a step come before its reads. Read {CONCEPTS}#names."
     )
     assert table(manager, first)[:2] == table(manager, second)[:2]
     manager.check_invariants([first, second])

@@ -10,7 +10,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.day04 import CONCEPTS, WALKTHROUGH, make_manager, serve
+from support.day04 import CONCEPTS, make_manager, serve
 
 from learnvllm.kv_cache.block_pool import FreeKVCacheBlockQueue, KVCacheBlock
 from learnvllm.study import prefix_traces
@@ -19,7 +19,7 @@ from learnvllm.study.subject import load_subject
 subject = load_subject(__file__)
 SegmentedFreeQueue = subject.SegmentedFreeQueue
 
-READ = f"Read {CONCEPTS}, eviction; {WALKTHROUGH}, another order."
+READ = f"Read {CONCEPTS}#eviction."
 
 
 def ids(blocks):

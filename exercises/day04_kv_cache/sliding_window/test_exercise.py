@@ -12,7 +12,6 @@ from hypothesis.stateful import (
 )
 from support.day04 import (
     CONCEPTS,
-    WALKTHROUGH,
     CheckedMemory,
     admit,
     make_manager,
@@ -28,7 +27,7 @@ from learnvllm.study.subject import load_subject
 subject = load_subject(__file__)
 SlidingWindowManager = subject.SlidingWindowManager
 
-READ = f"Read {CONCEPTS}, windows; {WALKTHROUGH}, one group's tables."
+READ = f"Read {CONCEPTS}#windows."
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +139,7 @@ def test_what_left_the_window_is_still_found_and_its_end_is_evicted_first():
 
 @pytest.mark.points(2)
 def test_a_hit_needs_only_the_blocks_that_the_window_reads():
-    """Fault 26 of our list: vLLM #55766, #57610, #48435."""
+    """Fault 26: vLLM #55766, #57610, #48435."""
     manager, pool = window_manager(6)
     blocks = pool.get_new_blocks(2)
     names = [name_of(i) for i in range(5)]

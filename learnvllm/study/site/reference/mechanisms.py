@@ -54,8 +54,8 @@ def page() -> str:
         "reproduced elsewhere, each with the code that answers for it here and the tests that hold it. The "
         "list is `docs/mechanisms.toml`; a test checks that every name in it exists.\n\n"
         f"## Mechanisms\n\n{overview(mechanisms)}\n\n{details(mechanisms)}\n"
-        "## Faults\n\nNumbers are those of our catalogue of bug reports; letters are faults that we "
-        "reproduced on a CPU in nano-vllm and mini-sglang.\n\n"
+        "## Faults\n\nA number is a fault that was reported, with the threads to read; letters are "
+        "faults that we reproduced on a CPU in nano-vllm and mini-sglang.\n\n"
         f"{overview(faults)}\n\n{details(faults)}"
     )
 
