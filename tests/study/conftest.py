@@ -20,10 +20,8 @@ def exercises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root.mkdir()
     for name in ("conftest.py", "pytest.ini"):
         shutil.copy(SOURCE / name, root / name)
-    (root / "support").mkdir()
-    shutil.copy(SOURCE / "support/__init__.py", root / "support/__init__.py")
-    source = SOURCE / "day04_kv_cache/free_queue"
-    shutil.copytree(source, root / "day04_kv_cache/free_queue", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("support", "day04_kv_cache/free_queue"):
+        shutil.copytree(SOURCE / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setenv("LEARNVLLM_EXERCISES", str(root))
     monkeypatch.setenv("LEARNVLLM_STUDY_HOME", str(tmp_path / "home"))
     exercise = find_exercise("free_queue")
