@@ -26,7 +26,7 @@ from learnvllm.executor_worker.executor import Executor
 from learnvllm.kv_cache.interface import FullAttentionSpec
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.scheduler import Scheduler
-from learnvllm.scheduling.toy import toy_architecture
+from learnvllm.scheduling.toy import ToyDevice, predict, toy_architecture
 from support import failure
 
 VOCAB_SIZE = 300
@@ -80,12 +80,8 @@ def next_token(token_ids: list[int]) -> int:
     return 3 + (7 * token_ids[-1] + 3 * len(token_ids) + sum(token_ids)) % (VOCAB_SIZE - 3)
 
 
-def expected_tokens(prompt: list[int], count: int) -> list[int]:
-    """What it makes of a prompt, without any engine."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
+expected_tokens = partial(predict, choose=next_token)
+"""(prompt, count) -> what it makes of a prompt, without any engine."""
 
 
 class LazyFuture(Future[ModelRunnerOutput]):
@@ -105,7 +101,7 @@ class LazyFuture(Future[ModelRunnerOutput]):
 
 
 class ScriptedExecutor(Executor):
-    """An executor without a model. It keeps the rows a runner would keep and computes `next_token` on them.
+    """An executor without a model. Its model is `next_token`.
 
     Attributes:
         diary: "execute 1" when a step is handed over, "result 1" when it has run.
@@ -114,7 +110,8 @@ class ScriptedExecutor(Executor):
     """
 
     def _start(self, load_model: Any) -> None:
-        self.rows: dict[str, list[int]] = {}
+        self._device = ToyDevice(next_token)
+        self.rows = self._device.rows
         self.diary: list[str] = []
         self.during_step: Callable[[int], None] = lambda number: None
         self.num_steps = 0
@@ -139,30 +136,10 @@ class ScriptedExecutor(Executor):
         """Steps run in the order in which they were handed over."""
         while self._queue and self._queue[0][0] <= number:
             current, step, future = self._queue.pop(0)
-            output = self._forward(step)
+            output = self._device.execute(step)
             self.during_step(current)
             self.diary.append(f"result {current}")
             future.set_result(output)
-
-    def _forward(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        for req_id in step.finished_req_ids | step.preempted_req_ids:
-            self.rows.pop(req_id, None)
-        cached = step.scheduled_cached_reqs
-        computed = dict(zip(cached.req_ids, cached.num_computed_tokens))
-        for new in step.scheduled_new_reqs:
-            self.rows[new.req_id] = list(new.token_ids)
-            computed[new.req_id] = new.num_computed_tokens
-        req_ids = list(step.num_scheduled_tokens)
-        sampled = [self._sample(r, computed[r] + step.num_scheduled_tokens[r]) for r in req_ids]
-        return ModelRunnerOutput(req_ids, sampled)
-
-    def _sample(self, req_id: str, num_computed: int) -> list[int]:
-        row = self.rows[req_id]
-        assert num_computed <= len(row), "scheduled tokens nobody knows yet"
-        if num_computed < len(row):
-            return []  # the prompt is not complete
-        row.append(next_token(row))
-        return row[-1:]
 
     def check_health(self) -> None: ...
     def register_failure_callback(self, callback: Callable[[], None]) -> None: ...

@@ -13,15 +13,8 @@ from typing import Any
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.kv_cache.hashing import make_block_hasher
-from learnvllm.kv_cache.interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheSpec,
-    KVCacheTensor,
-    SlidingWindowSpec,
-)
 from learnvllm.kv_cache.manager import KVCacheManager
+from learnvllm.scheduling.toy import make_kv_cache
 
 CONCEPTS = "docs/topics/kv_cache/concepts.md"
 BLOCK_SIZE = 4
@@ -32,23 +25,6 @@ def name_of(content: str | int) -> bytes:
     return str(content).encode().ljust(32, b".")
 
 
-def make_spec(window: int | None = None, block_size: int = BLOCK_SIZE) -> KVCacheSpec:
-    if window is None:
-        return FullAttentionSpec(block_size, num_kv_heads=1, head_dim=8, dtype="float32")
-    return SlidingWindowSpec(block_size, 1, 8, "float32", sliding_window=window)
-
-
-def make_config(
-    num_blocks: int, block_size: int = BLOCK_SIZE, windows: Sequence[int | None] = (None,)
-) -> KVCacheConfig:
-    """One layer per group; a window of None is full attention."""
-    names = [f"layers.{i}" for i in range(len(windows))]
-    groups = tuple(
-        KVCacheGroupSpec((name,), make_spec(window, block_size)) for name, window in zip(names, windows)
-    )
-    return KVCacheConfig(num_blocks, block_size, groups, (KVCacheTensor(tuple(names)),))
-
-
 def make_manager(
     num_blocks: int = 11,
     block_size: int = BLOCK_SIZE,
@@ -56,7 +32,7 @@ def make_manager(
     manager_class: Any = KVCacheManager,
     **options: Any,
 ) -> Any:
-    return manager_class(make_config(num_blocks, block_size, windows), **options)
+    return manager_class(make_kv_cache(num_blocks, block_size, windows), **options)
 
 
 def make_request(

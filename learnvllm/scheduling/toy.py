@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +21,18 @@ from learnvllm.architecture.config import (
 )
 from learnvllm.architecture.model_arch import FULL_ATTENTION, ModelArchitecture, RopeConfig
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
-from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from learnvllm.kv_cache.interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
 
 VOCAB_SIZE = 50
+Choice = Callable[[list[int]], int]
+"""All tokens so far -> the next one."""
 
 _ARCHITECTURE = ModelArchitecture(
     model_type="llama",
@@ -101,9 +110,28 @@ def toy_kv_cache(config: EngineConfig) -> KVCacheConfig:
     """The toy's cache: one layer with full attention."""
     cache = config.cache_config
     assert cache.num_gpu_blocks_override is not None
-    spec = FullAttentionSpec(cache.block_size, num_kv_heads=1, head_dim=8, dtype="float32")
-    group, tensor = KVCacheGroupSpec(("layers.0",), spec), KVCacheTensor(("layers.0",))
-    return KVCacheConfig(cache.num_gpu_blocks_override, cache.block_size, (group,), (tensor,))
+    return make_kv_cache(cache.num_gpu_blocks_override, cache.block_size)
+
+
+def make_kv_cache(num_blocks: int, block_size: int, windows: Sequence[int | None] = (None,)) -> KVCacheConfig:
+    """A cache of one small layer a group; a window of None is full attention."""
+    names = [f"layers.{i}" for i in range(len(windows))]
+    specs = [make_spec(block_size, window) for window in windows]
+    groups = tuple(KVCacheGroupSpec((name,), spec) for name, spec in zip(names, specs))
+    return KVCacheConfig(num_blocks, block_size, groups, (KVCacheTensor(tuple(names)),))
+
+
+def make_spec(block_size: int, window: int | None = None) -> KVCacheSpec:
+    """What a small layer needs."""
+    if window is None:
+        return FullAttentionSpec(block_size, num_kv_heads=1, head_dim=8, dtype="float32")
+    return SlidingWindowSpec(block_size, num_kv_heads=1, head_dim=8, dtype="float32", sliding_window=window)
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """The toy model's choice after these tokens: any other history, most likely another choice."""
+    digest = hashlib.blake2b(bytes(tokens), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % VOCAB_SIZE
 
 
 class Device(Protocol):
@@ -113,18 +141,24 @@ class Device(Protocol):
 
 
 class ToyDevice:
-    """Samples a token for every request whose known tokens are all computed. Holds no KV."""
+    """Samples a token for every request whose known tokens are all computed. Holds no KV.
 
-    def __init__(self) -> None:
-        self._tokens: dict[str, list[int]] = {}
+    Args:
+        choose: the model, a function of all tokens before.
+    """
+
+    def __init__(self, choose: Choice = next_token) -> None:
+        self._choose = choose
+        self.rows: dict[str, list[int]] = {}
+        """Request id -> tokens, as the workers know them."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         for req_id in output.finished_req_ids | output.preempted_req_ids:
-            self._tokens.pop(req_id, None)
+            self.rows.pop(req_id, None)
         cached = output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens))
         for new in output.scheduled_new_reqs:
-            self._tokens[new.req_id] = list(new.token_ids)
+            self.rows[new.req_id] = list(new.token_ids)
             starts[new.req_id] = new.num_computed_tokens
         sampled = [
             self._sample(req_id, starts[req_id] + count)
@@ -133,22 +167,17 @@ class ToyDevice:
         return ModelRunnerOutput(list(output.num_scheduled_tokens), sampled)
 
     def _sample(self, req_id: str, num_computed: int) -> list[int]:
-        tokens = self._tokens[req_id]
+        tokens = self.rows[req_id]
+        assert num_computed <= len(tokens), f"{req_id} is scheduled to compute tokens that nobody knows yet"
         if num_computed < len(tokens):
             return []
-        tokens.append(next_token(tokens))
+        tokens.append(self._choose(tokens))
         return tokens[-1:]
 
 
-def next_token(tokens: Sequence[int]) -> int:
-    """The toy model's choice after these tokens: any other history, most likely another choice."""
-    digest = hashlib.blake2b(bytes(tokens), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % VOCAB_SIZE
-
-
-def predict(prompt: Sequence[int], max_tokens: int) -> list[int]:
+def predict(prompt: Sequence[int], max_tokens: int, choose: Choice = next_token) -> list[int]:
     """What a request must produce, whatever else runs and however its tokens are cut into steps."""
     tokens = list(prompt)
     for _ in range(max_tokens):
-        tokens.append(next_token(tokens))
+        tokens.append(choose(tokens))
     return tokens[len(prompt) :]

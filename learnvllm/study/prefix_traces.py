@@ -13,8 +13,8 @@ from learnvllm.architecture.config import PrefixCacheEviction
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.kv_cache.hashing import make_block_hasher
-from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from learnvllm.kv_cache.manager import KVCacheManager
+from learnvllm.scheduling.toy import make_kv_cache
 
 Prompt = list[int]
 
@@ -66,12 +66,11 @@ class _FreshTokens:
         return list(range(self._next - count, self._next))
 
 
-def make_manager(num_blocks: int, eviction: PrefixCacheEviction = "lru") -> KVCacheManager:
-    """A KV cache of `num_blocks` blocks of 4 tokens (the null block included) for one layer."""
-    spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads=1, head_dim=8, dtype="float32")
-    groups = (KVCacheGroupSpec(("layers.0",), spec),)
-    config = KVCacheConfig(num_blocks, BLOCK_SIZE, groups, (KVCacheTensor(("layers.0",)),))
-    return KVCacheManager(config, eviction=eviction)
+def make_manager(
+    num_blocks: int, eviction: PrefixCacheEviction = "lru", block_size: int = BLOCK_SIZE
+) -> KVCacheManager:
+    """A KV cache of `num_blocks` blocks (the null block included) for one layer."""
+    return KVCacheManager(make_kv_cache(num_blocks, block_size), eviction=eviction)
 
 
 def hit_rate(prompts: Iterable[Prompt], manager: KVCacheManager) -> float:

@@ -12,8 +12,6 @@ from learnvllm.architecture.math_utils import cdiv
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.kv_cache.hashing import make_block_hasher
-from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
-from learnvllm.kv_cache.manager import KVCacheManager
 from learnvllm.study.prefix_traces import assistants_and_documents, conversations, hit_rate, make_manager
 from learnvllm.study.show import COLORS, INK, figure, table
 
@@ -125,22 +123,12 @@ _ = ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 # same memory (320 tokens) cut into blocks of different size:
 
 # %%
-
-
-def manager_of(block_size, num_tokens=320):
-    spec = FullAttentionSpec(block_size, 1, 8, "float32")
-    group = KVCacheGroupSpec(("layers.0",), spec)
-    return KVCacheManager(
-        KVCacheConfig(num_tokens // block_size + 1, block_size, (group,), (KVCacheTensor(("layers.0",)),))
-    )
-
-
 talk = TRACES["conversations"]
 table(
     [
         {
             "tokens a block": size,
-            "found": f"{hit_rate(talk, manager_of(size)):.1%}",
+            "found": f"{hit_rate(talk, make_manager(320 // size + 1, block_size=size)):.1%}",
             "slots unused": f"{sum(-len(p) % size for p in talk) / sum(map(len, talk)):.1%}",
             "entries in the longest table": cdiv(max(map(len, talk)), size),
         }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from learnvllm.executor_worker.executor import Executor
 from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheConfig
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.scheduler import Scheduler
-from learnvllm.scheduling.toy import toy_architecture
+from learnvllm.scheduling.toy import ToyDevice, predict, toy_architecture
 
 VOCAB_SIZE = 300
 EOS = 2
@@ -72,22 +74,19 @@ def next_token(token_ids: list[int]) -> int:
     return 3 + (7 * token_ids[-1] + 3 * len(token_ids) + sum(token_ids)) % (VOCAB_SIZE - 3)
 
 
-def expected_tokens(prompt: list[int], count: int) -> list[int]:
-    """What the scripted model makes of a prompt, computed one request at a time."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
+expected_tokens = partial(predict, choose=next_token)
+"""(prompt, count) -> what the scripted model makes of a prompt, computed one request at a time."""
 
 
 class ScriptedExecutor(Executor):
-    """An executor without a model: it keeps the rows a runner would keep and computes `next_token` on them.
+    """An executor without a model: its model is `next_token`.
 
     `gate`: clear it and steps wait for it. `fail_with`: the next step raises this.
     """
 
     def _start(self, load_model: Any) -> None:
-        self.rows: dict[str, list[int]] = {}
+        self._device = ToyDevice(next_token)
+        self.rows = self._device.rows
         self.wants_logprobs: dict[str, int] = {}
         self.gate = threading.Event()
         self.gate.set()
@@ -144,32 +143,16 @@ class ScriptedExecutor(Executor):
         self.num_steps += 1
         if self.fail_with is not None:
             raise self.fail_with
-        for req_id in step.finished_req_ids | step.preempted_req_ids:
-            self.rows.pop(req_id, None)
-        computed = dict(
-            zip(step.scheduled_cached_reqs.req_ids, step.scheduled_cached_reqs.num_computed_tokens)
-        )
         for new in step.scheduled_new_reqs:
-            self.rows[new.req_id] = list(new.token_ids)
-            computed[new.req_id] = new.num_computed_tokens
             if new.sampling_params.logprobs is not None:
                 self.wants_logprobs[new.req_id] = new.sampling_params.logprobs
-        req_ids = list(step.num_scheduled_tokens)
-        sampled = [self._sample(r, computed[r] + step.num_scheduled_tokens[r]) for r in req_ids]
+        output = self._device.execute(step)
         logprobs = {
             r: fake_logprobs(ids, self.wants_logprobs[r])
-            for r, ids in zip(req_ids, sampled)
+            for r, ids in zip(output.req_ids, output.sampled_token_ids)
             if ids and r in self.wants_logprobs
         }
-        return ModelRunnerOutput(req_ids, sampled, logprobs, forward_seconds=1e-6)
-
-    def _sample(self, req_id: str, num_computed: int) -> list[int]:
-        row = self.rows[req_id]
-        assert num_computed <= len(row), "scheduled tokens nobody knows yet"
-        if num_computed < len(row):
-            return []
-        row.append(next_token(row))
-        return row[-1:]
+        return replace(output, logprobs=logprobs, forward_seconds=1e-6)
 
     def check_health(self) -> None: ...
     def register_failure_callback(self, callback: Callable[[], None]) -> None: ...

@@ -9,7 +9,7 @@ from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.kv_cache.hashing import make_block_hasher
 from learnvllm.kv_cache.interface import FullAttentionSpec, SlidingWindowSpec
 from learnvllm.kv_cache.manager import KVCacheBlocks, KVCacheManager
-from tests.scheduling.fake_runner import make_kv_cache_config
+from learnvllm.scheduling.toy import make_kv_cache
 
 
 def full_spec(block_size: int = 4, num_kv_heads: int = 1) -> FullAttentionSpec:
@@ -47,7 +47,7 @@ def make_manager(
     max_step_tokens: int | None = None,
 ) -> KVCacheManager:
     return KVCacheManager(
-        make_kv_cache_config(num_blocks, block_size, windows),
+        make_kv_cache(num_blocks, block_size, windows),
         enable_caching=enable_caching,
         max_step_tokens=max_step_tokens,
     )

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from learnvllm.architecture.errors import ConfigError
 from learnvllm.kv_cache.config_builder import get_kv_cache_config, group_layers
 from learnvllm.kv_cache.interface import KVCacheSpec
+from learnvllm.scheduling.toy import make_kv_cache
 from tests.kv_cache.helpers import full_spec, window_spec
-from tests.scheduling.fake_runner import make_config, make_kv_cache_config
+from tests.scheduling.fake_runner import make_config
 
 PAGE = full_spec().page_size_bytes
 
@@ -101,7 +102,7 @@ def test_a_model_without_layers_is_refused() -> None:
     step=st.integers(1, 20),
 )
 def test_max_tokens_that_fit_is_the_last_length_that_fits(num_blocks, block_size, windows, step) -> None:
-    plan = make_kv_cache_config(num_blocks, block_size, windows)
+    plan = make_kv_cache(num_blocks, block_size, windows)
     most = plan.max_tokens_that_fit(step, at_most=400)
     assert plan.max_blocks(most, step) <= plan.num_usable_blocks
     assert most == 400 or plan.max_blocks(most + 1, step) > plan.num_usable_blocks

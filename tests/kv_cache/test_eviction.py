@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from learnvllm.kv_cache.block_pool import BlockPool, KVCacheBlock
 from learnvllm.kv_cache.eviction import SegmentedFreeQueue
 from learnvllm.kv_cache.manager import KVCacheManager
+from learnvllm.scheduling.toy import make_kv_cache
 from tests.kv_cache.helpers import admit, make_request
-from tests.scheduling.fake_runner import SchedulerLoop, make_config, make_kv_cache_config, oracle
+from tests.scheduling.fake_runner import SchedulerLoop, make_config, oracle
 
 
 def ids(blocks) -> list[int]:
@@ -78,7 +79,7 @@ def test_an_empty_queue_says_so_and_a_block_outside_cannot_be_removed() -> None:
 
 
 def make_manager(num_blocks: int, eviction: str) -> KVCacheManager:
-    return KVCacheManager(make_kv_cache_config(num_blocks, 4), eviction=eviction)  # type: ignore[arg-type]
+    return KVCacheManager(make_kv_cache(num_blocks, 4), eviction=eviction)  # type: ignore[arg-type]
 
 
 def serve(manager: KVCacheManager, name: str, tokens: list[int]) -> int:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from learnvllm.kv_cache.block_pool import BlockPool
 from learnvllm.kv_cache.coordinator import KVCacheCoordinator
 from learnvllm.kv_cache.single_type_manager import SlidingWindowManager
+from learnvllm.scheduling.toy import make_kv_cache
 from tests.kv_cache.helpers import admit, decode, make_manager, make_request, window_spec
-from tests.scheduling.fake_runner import make_kv_cache_config
 
 
 def kept(manager, request_id: str, group: int = 0) -> list[int]:
@@ -127,7 +127,7 @@ def test_a_hit_is_the_longest_prefix_that_every_group_can_go_on_from(
 ) -> None:
     windows = tuple(window for window, _ in groups)
     cached = [indices for _, indices in groups]
-    coordinator = KVCacheCoordinator(make_kv_cache_config(100, block_size, windows), True, 16)
+    coordinator = KVCacheCoordinator(make_kv_cache(100, block_size, windows), True, 16)
     hashes = [bytes([i]) * 32 for i in range(NUM_BLOCKS)]
     fill(coordinator.block_pool, hashes, cached)
 
@@ -148,7 +148,7 @@ def test_a_hit_is_the_longest_prefix_that_every_group_can_go_on_from(
 
 def test_groups_settle_on_a_prefix_that_none_of_them_offered_first() -> None:
     """Full attention has blocks 0 to 5; the window lacks 5 and 3. So 6 and 4 blocks fail, 5 hold."""
-    coordinator = KVCacheCoordinator(make_kv_cache_config(100, 4, (None, 5)), True, 16)
+    coordinator = KVCacheCoordinator(make_kv_cache(100, 4, (None, 5)), True, 16)
     hashes = [bytes([i]) * 32 for i in range(8)]
     fill(coordinator.block_pool, hashes, [{0, 1, 2, 3, 4, 5}, {0, 1, 2, 4, 6, 7}])
     hits, num_hit = coordinator.find_longest_cache_hit(hashes, 32)

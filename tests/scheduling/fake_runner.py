@@ -21,17 +21,10 @@ from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from learnvllm.architecture.tracing import StepTracer
-from learnvllm.kv_cache.interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheSpec,
-    KVCacheTensor,
-    SlidingWindowSpec,
-)
+from learnvllm.kv_cache.interface import KVCacheConfig
 from learnvllm.scheduling.async_scheduler import AsyncScheduler
 from learnvllm.scheduling.scheduler import Scheduler
-from learnvllm.scheduling.toy import VOCAB_SIZE, make_prompt, toy_config
+from learnvllm.scheduling.toy import VOCAB_SIZE, make_kv_cache, make_prompt, toy_config
 
 prompt_of = make_prompt
 
@@ -202,22 +195,6 @@ def make_config(**changes: Any) -> EngineConfig:
     return toy_config(**{**small, **limits, "enable_prefix_caching": True, "log_stats": True, **changes})
 
 
-def make_kv_cache_config(
-    num_blocks: int, block_size: int, windows: Sequence[int | None] = (None,)
-) -> KVCacheConfig:
-    """A cache with one layer per group: a window of None is full attention."""
-    groups = []
-    for index, window in enumerate(windows):
-        spec: KVCacheSpec
-        if window is None:
-            spec = FullAttentionSpec(block_size, num_kv_heads=1, head_dim=8, dtype="float32")
-        else:
-            spec = SlidingWindowSpec(block_size, 1, 8, "float32", sliding_window=window)
-        groups.append(KVCacheGroupSpec((f"layers.{index}",), spec))
-    tensor = KVCacheTensor(tuple(name for group in groups for name in group.layer_names))
-    return KVCacheConfig(num_blocks, block_size, tuple(groups), (tensor,))
-
-
 class SchedulerLoop:
     """A scheduler, a FakeRunner, and the loop that joins them as the engine core does.
 
@@ -240,7 +217,7 @@ class SchedulerLoop:
         cache = config.cache_config
         assert cache.num_gpu_blocks_override is not None
         self.config = config
-        self.kv_cache_config = make_kv_cache_config(cache.num_gpu_blocks_override, cache.block_size, windows)
+        self.kv_cache_config = make_kv_cache(cache.num_gpu_blocks_override, cache.block_size, windows)
         scheduler_class = AsyncScheduler if async_scheduling else Scheduler
         self.scheduler = scheduler_class(config, self.kv_cache_config, tracer)
         self.runner = FakeRunner(self.kv_cache_config)

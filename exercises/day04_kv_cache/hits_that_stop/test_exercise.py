@@ -3,10 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.day04 import CONCEPTS, make_manager, make_request, make_spec, table
+from support.day04 import CONCEPTS, make_manager, make_request, table
 
 from learnvllm.kv_cache.block_pool import BlockPool
 from learnvllm.kv_cache.single_type_manager import FullAttentionManager
+from learnvllm.scheduling.toy import make_spec
 from learnvllm.study.subject import load_subject
 
 subject = load_subject(__file__)
@@ -26,7 +27,7 @@ class Manager(SingleTypeKVCacheManager):
 
 def make(num_blocks=20, block_size=4):
     pool = BlockPool(num_blocks, True)
-    return Manager(make_spec(None, block_size), pool, 0, 16), pool
+    return Manager(make_spec(block_size), pool, 0, 16), pool
 
 
 @pytest.fixture

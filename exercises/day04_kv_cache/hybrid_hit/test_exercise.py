@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.day04 import CONCEPTS, make_config, name_of
+from support.day04 import CONCEPTS, name_of
 
+from learnvllm.scheduling.toy import make_kv_cache
 from learnvllm.study.subject import load_subject
 
 subject = load_subject(__file__)
@@ -16,7 +17,7 @@ NAMES = [name_of(i) for i in range(8)]
 
 def make(windows, cached, block_size=4):
     """A coordinator in whose groups exactly the blocks `cached` can be found."""
-    coordinator = KVCacheCoordinator(make_config(100, block_size, windows), True, 16)
+    coordinator = KVCacheCoordinator(make_kv_cache(100, block_size, windows), True, 16)
     pool = coordinator.block_pool
     for group, indices in enumerate(cached):
         for index in sorted(indices):

@@ -16,12 +16,12 @@ from support.day04 import (
     admit,
     make_manager,
     make_request,
-    make_spec,
     name_of,
     table,
 )
 
 from learnvllm.kv_cache.block_pool import BlockPool
+from learnvllm.scheduling.toy import make_spec
 from learnvllm.study.subject import load_subject
 
 subject = load_subject(__file__)
@@ -38,7 +38,7 @@ def _in_the_engine(monkeypatch):
 
 def window_manager(window, block_size=4, num_blocks=40, group_id=0):
     pool = BlockPool(num_blocks, True, num_groups=group_id + 1)
-    return SlidingWindowManager(make_spec(window, block_size), pool, group_id, 16), pool
+    return SlidingWindowManager(make_spec(block_size, window), pool, group_id, 16), pool
 
 
 def blocks_of(first, end, block_size):

@@ -10,14 +10,8 @@ from typing import Any
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.request import Request, RequestStatus
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.kv_cache.interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-    SlidingWindowSpec,
-)
-from learnvllm.scheduling.toy import ToyDevice, toy_config, toy_kv_cache
+from learnvllm.kv_cache.interface import KVCacheConfig
+from learnvllm.scheduling.toy import ToyDevice, make_kv_cache, toy_config, toy_kv_cache
 
 BLOCK_SIZE = 4
 
@@ -56,15 +50,7 @@ class Scenario:
         return replace(config, cache_config=cache)
 
     def kv_cache(self, config: EngineConfig) -> KVCacheConfig:
-        plain = toy_kv_cache(config)
-        if not self.windows:
-            return plain
-        sizes = {"num_kv_heads": 1, "head_dim": 8, "dtype": "float32"}
-        specs = [FullAttentionSpec(BLOCK_SIZE, **sizes)]
-        specs += [SlidingWindowSpec(BLOCK_SIZE, **sizes, sliding_window=window) for window in self.windows]
-        groups = tuple(KVCacheGroupSpec((f"layers.{i}",), spec) for i, spec in enumerate(specs))
-        tensor = KVCacheTensor(tuple(group.layer_names[0] for group in groups))
-        return KVCacheConfig(plain.num_blocks, BLOCK_SIZE, groups, (tensor,))
+        return make_kv_cache(toy_kv_cache(config).num_blocks, BLOCK_SIZE, (None, *self.windows))
 
 
 SCENARIOS = {
