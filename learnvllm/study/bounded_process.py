@@ -5,6 +5,7 @@ Works alike on Linux, macOS and Windows: psutil finds what the process has start
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import signal
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+
+from learnvllm.study.bounded_text import Bounded
 
 KEPT_OUTPUT = 64 * 1024
 MEMORY_LIMIT = 3 * 2**30
@@ -150,21 +153,16 @@ class _Output:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
-        self._head, self._tail = b"", b""
-        self._read = 0
+        self._kept = Bounded(KEPT_OUTPUT)
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
     def _drain(self) -> None:
         with contextlib.suppress(ValueError, OSError):
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
             while chunk := self._pipe.read1(64 * 1024):  # type: ignore[attr-defined]
-                self._read += len(chunk)
-                room = KEPT_OUTPUT - len(self._head)
-                self._head += chunk[:room]
-                self._tail = (self._tail + chunk[room:])[-KEPT_OUTPUT:]
+                self._kept.write(decoder.decode(chunk))
 
     def text(self) -> str:
         self._thread.join(2)  # a process that escaped its group may hold the pipe open
-        left_out = self._read - len(self._head) - len(self._tail)
-        gap = f"\n… {left_out:,} bytes left out …\n".encode() if left_out > 0 else b""
-        return (self._head + gap + self._tail).decode("utf-8", "replace")
+        return self._kept.take()

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from learnvllm.study.bounded_text import cut
+
 KEPT_MESSAGE = 4000
 NOT_WRITTEN = "TODO: "
 """How the message of a starter's NotImplementedError begins."""
@@ -37,7 +39,7 @@ def explain(error: BaseException, subject: Path) -> TestFailure:
         if isinstance(leaf, SystemExit):
             code = "" if leaf.code is None else repr(leaf.code)
             return TestFailure("exited", f"sys.exit({code}) was called{_where(leaf, subject)}")
-    return TestFailure("failed", cut("\n".join(_told(leaf, subject) for leaf in errors)))
+    return TestFailure("failed", cut("\n".join(_told(leaf, subject) for leaf in errors), KEPT_MESSAGE))
 
 
 def todo_members(tree: ast.AST) -> list[str]:
@@ -84,14 +86,6 @@ def _where(error: BaseException, subject: Path) -> str:
 def text_of(error: BaseException) -> str:
     """What an exception says. One of the learner's own may fail at that, too, or say very much."""
     try:
-        return cut(str(error).strip())
+        return cut(str(error).strip(), KEPT_MESSAGE)
     except Exception as broken:
         return f"(its __str__ raised {type(broken).__name__})"
-
-
-def cut(text: str, kept: int = KEPT_MESSAGE) -> str:
-    """The beginning and the end of a long text, `kept` characters in all."""
-    if len(text) <= kept:
-        return text
-    half = kept // 2
-    return f"{text[:half]}\n… {len(text) - kept:,} characters left out …\n{text[-half:]}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import io
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from learnvllm.study.bounded_text import Bounded
 from learnvllm.study.failures import explain
 
 KEPT_OUTPUT = 4000
@@ -76,7 +76,7 @@ class _Recorder:
         self._file = path.open("a", encoding="utf-8")
         self._pid = os.getpid()
         self._screen = (sys.stdout, sys.stderr)
-        self._printed = _Bounded()
+        self._printed = Bounded(KEPT_OUTPUT)
         if stack_after:  # seconds, then say where the code under grading is: it may be ended soon after
             self._stack = path.with_suffix(".stack").open("w", encoding="utf-8")
             faulthandler.dump_traceback_later(stack_after, file=self._stack)
@@ -152,30 +152,3 @@ class _Recorder:
 def _name(nodeid: str) -> str:
     """A test's name, with its parameters in brackets and without its file."""
     return nodeid.split("::", 1)[-1]
-
-
-class _Bounded(io.TextIOBase):
-    """A text file that keeps only the first and last characters written to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._head, self._tail, self._written = "", "", 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self._written += len(text)
-        room = KEPT_OUTPUT - len(self._head)
-        self._head += text[:room]
-        if len(text) > room:
-            self._tail = (self._tail + text[max(room, len(text) - KEPT_OUTPUT) :])[-KEPT_OUTPUT:]
-        return len(text)
-
-    def take(self) -> str:
-        """What was kept, and begin anew."""
-        left_out = self._written - len(self._head) - len(self._tail)
-        gap = f"\n… {left_out:,} characters left out …\n" if left_out > 0 else ""
-        text = self._head + gap + self._tail
-        self._head, self._tail, self._written = "", "", 0
-        return text

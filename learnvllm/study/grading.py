@@ -19,8 +19,9 @@ from typing import Any
 
 from learnvllm.study import bounded_process, problems, proof
 from learnvllm.study.bounded_process import Ending
+from learnvllm.study.bounded_text import cut
 from learnvllm.study.exercise import Exercise, StudyError, file_hash
-from learnvllm.study.failures import cut, todo_members
+from learnvllm.study.failures import todo_members
 from learnvllm.study.grader_events import Events, last_line, read_events
 from learnvllm.study.subject import SourceError, parse_source
 
