@@ -245,6 +245,18 @@ def test_a_wrong_flag_comes_with_the_right_one(line: str, message: str, capsys: 
     assert error == message.replace(": ", ": error: unrecognized arguments: ", 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "told"), [("chek", ": did you mean `learnvllm check`?"), ("zzz", ". `learnvllm --help` lists")]
+)
+def test_a_wrong_command_comes_with_the_right_one(line: str, told: str, capsys: Any) -> None:
+    """In one line, not below a list of twenty."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([line])
+    assert ended.value.code == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"learnvllm: there is no command '{line}'{told}")
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARNVLLM_LOG_LEVEL", "DEBUG")
     with pytest.raises(Exception, match="temperature"):

@@ -56,7 +56,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "next": Command("The exercise that comes next.", f"{_STUDY}.overview"),
         "check": Command("Grade your code.", f"{_STUDY}.check", " [ID]"),
         "hint": Command("One more hint.", f"{_STUDY}.helping", " [ID]"),
-        "solution": Command("The reference's code, once you have passed.", f"{_STUDY}.helping", " ID"),
+        "solution": Command("The reference's code, once you have passed.", f"{_STUDY}.helping", " [ID]"),
         "reset": Command("Bring an exercise's starter back; yours is backed up.", f"{_STUDY}.helping", " ID"),
         "update": Command("Merge new starters into your files.", f"{_STUDY}.helping", " [ID]"),
         "progress": Command("The eleven days and the site, as a checklist.", f"{_STUDY}.overview"),
@@ -167,12 +167,25 @@ class _Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Where the name of a subcommand is missing, the list of them says more than the usage."""
+        """Where the name of a subcommand is missing, the list of them says more than the usage. In
+        place of a wrong name of a command, the one that was meant is told.
+        """
+        self._say_what_was_meant(message)
         names = next((a.metavar for a in self._actions if isinstance(a, argparse._SubParsersAction)), None)
         if names is None or not message.endswith(f": {names}"):
             super().error(message)
         self.print_help(sys.stderr)
         self.exit(USAGE_ERROR, f"\n{self.prog}: error: {message}\n")
+
+    def _say_what_was_meant(self, message: str) -> None:
+        import difflib
+
+        wrong = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
+        if wrong:
+            near = difflib.get_close_matches(wrong[1], COMMANDS, n=1)
+            meant = f": did you mean `{self.prog} {near[0]}`?" if near else "."
+            more = f"`{self.prog} --help` lists the commands."
+            self.exit(USAGE_ERROR, f"{self.prog}: there is no command {wrong[1]!r}{meant} {more}\n")
 
     def _meant(self, unknown: list[str]) -> str:
         import difflib

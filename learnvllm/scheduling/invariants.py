@@ -33,8 +33,12 @@ def check_invariants(scheduler: Scheduler) -> None:
         assert running == sorted(running), (
             "the running list is out of order: the wrong request would give way"
         )
-    assert len(running) <= scheduler.scheduler_config.max_num_seqs
-    assert sum(r.num_prompt_tokens for r in waiting) == scheduler.waiting.num_prompt_tokens
+    limit = scheduler.scheduler_config.max_num_seqs
+    assert len(running) <= limit, f"{len(running)} requests run, and max_num_seqs={limit}"
+    tokens, counted = sum(r.num_prompt_tokens for r in waiting), scheduler.waiting.num_prompt_tokens
+    assert tokens == counted, (
+        f"those who wait have {tokens} prompt tokens, and the queue's num_prompt_tokens says {counted}"
+    )
     for request in running + waiting:
         assert request.num_output_placeholders >= 0, f"{request.request_id}: a token nobody expected arrived"
         num_tokens = request.num_tokens + request.num_output_placeholders

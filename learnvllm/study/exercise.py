@@ -67,6 +67,8 @@ class Exercise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Pages, relative to docs/."""
     prerequisites: tuple[str, ...] = ()
     out_of_scope: str = ""
+    flags: str = ""
+    """What the engine has to be started with for this code to be reached; empty: it is by default."""
     blanks: tuple[Blank, ...] = msgspec.field(default=(), name="blank")
     bug: Bug | None = None
     day: int

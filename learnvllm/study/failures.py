@@ -68,13 +68,33 @@ def _told(error: BaseException, subject: Path) -> str:
     text = text_of(error)
     if isinstance(error, AssertionError):
         # A message that the grader wrote says it all; pytest's "assert 3 == 0" below it would only repeat it.
-        said = text.partition("\nassert ")[0] or "an assertion of the grader does not hold"
+        said = text.partition("\nassert ")[0] or _asserted(error)
     elif name == "Failed":  # pytest.fail and pytest.raises
         said = text
     else:
-        said = f"{name}: {text}" if text else name
+        said = (f"{name}: {text}" if text else name) + _user(error, subject)
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("You can reproduce")]
     return "\n".join([said + _where(error, subject), *(note.strip() for note in notes if note.strip())])
+
+
+def _asserted(error: BaseException) -> str:
+    """An assert without a message says what did not hold by its own line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not frames[-1].line:
+        return "an assertion does not hold"
+    return f"`{frames[-1].line}` does not hold ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+
+
+def _user(error: BaseException, subject: Path) -> str:
+    """An error that no line of the learner's raised: the grader's line that could not use what came of it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame for frame in frames if Path(frame.filename).name == "test_exercise.py"]
+    if not lines or any(Path(frame.filename) == subject for frame in frames):
+        return ""
+    return (
+        f"\n  raised by what uses your code, not in your file: does it return what its signature says?\n"
+        f"  {Path(lines[-1].filename).name}, line {lines[-1].lineno}: {lines[-1].line}"
+    )
 
 
 def _where(error: BaseException, subject: Path) -> str:

@@ -146,6 +146,8 @@ def _banner(selection: Selection, shadow: bool) -> str:
         if plan.exercise.id in unproved:
             told += f"  (NOT PASSED as it is now: learnvllm check {plan.exercise.id})"
         lines.append(f"  {plan.exercise.id:<{width}}  {told}")
+        if plan.exercise.flags:
+            lines.append(f"  {'':<{width}}  (the engine calls it only with {plan.exercise.flags})")
         if plan.exercise.module == _BEHIND_KERNELS:
             lines.append(f"  {'':<{width}}  (compiled CPU kernels are off, so that yours are called)")
     if shadow:

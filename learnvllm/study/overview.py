@@ -101,9 +101,11 @@ class DayState:
 
     @property
     def status(self) -> str:
-        """`coming` (no exercises yet), `open`, `started`, or `done`: all exercises passed, the quiz right."""
+        """`coming` (nothing yet), `to read` (pages and no exercises yet), `open`, `started`, or `done`: all
+        exercises passed, the quiz right.
+        """
         if not self.exercises:
-            return "coming"
+            return "to read" if self.pages else "coming"
         quiz_done = self.quiz is None or self.quiz.right == self.quiz.questions
         if self.passed == len(self.exercises) and quiz_done:
             return "done"
@@ -228,9 +230,11 @@ def _quiz_state(day: Day, progress: Progress) -> QuizState | None:
 
 
 def pages_of(day: Day) -> tuple[Path, ...]:
-    """The day's pages that are there."""
+    """The day's pages that are there; its first page alone while it is the only one."""
     folder = files.ROOT / "docs" / "topics" / day.topic
-    return tuple(path for name in PAGES if (path := folder / f"{name}.md").is_file())
+    usual = tuple(path for name in PAGES if (path := folder / f"{name}.md").is_file())
+    first = folder / "index.md"
+    return usual or ((first,) if first.is_file() else ())
 
 
 def _site_items(days: tuple[DayState, ...]) -> tuple[Item, ...]:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from learnvllm import cli
 from learnvllm.study import proof, structure
 from learnvllm.study.catalogue import load_exercises
+from learnvllm.study.commands import check as check_command
 from learnvllm.study.dev_check import check
 from learnvllm.study.exercise import Exercise
 
@@ -21,6 +23,18 @@ every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exerc
 def test_its_files_agree(exercise: Exercise) -> None:
     """The starter is what the reference gives; mutants fit; pages name it."""
     assert structure.mistakes(exercise, learner=LEARNER) == []
+
+
+@every_exercise
+def test_its_flags_are_the_engines(exercise: Exercise) -> None:
+    """`check` recommends them, and the banner of --mine names them."""
+    command = check_command.chat_with(exercise).split()[1:]
+    assert cli._make_parser(command).parse_args(command).command == "chat"
+
+
+def test_code_that_only_a_flag_reaches_says_so() -> None:
+    told = {exercise.name for exercise in EXERCISES if exercise.flags}
+    assert told >= {"shortest_first", "segmented_eviction", "one_step_ahead", "chrome_trace"}
 
 
 @every_exercise

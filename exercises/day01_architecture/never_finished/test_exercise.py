@@ -149,4 +149,10 @@ def test_a_decode_costs_a_few_bytes():
         got=f"{size:.0f} bytes",
         read="costs",
     )
-    assert inspect.signature(Output).parameters["finish_reason"].default is None
+    default = inspect.signature(Output).parameters["finish_reason"].default
+    assert default is None, lesson(
+        "Without a finish_reason an output is not a request's last.",
+        expected=None,
+        got=default,
+        read="messages",
+    )

@@ -2,7 +2,8 @@
 
 A stop string may begin in one token and end in another, and what has been streamed cannot be taken back.
 Write the part that finds stop strings as early as they are complete, cuts the text exactly there, and holds
-back no more than what could still become one, while token ids stay whole.
+back no more than what could still become one, while token ids stay whole. The first `min_tokens` tokens end
+no request, whatever stands in them.
 
 Not asked: Bytes that are no character yet: TokenStream is given. Aborting the request in the core:
 OutputProcessor does that with what `update` returns.

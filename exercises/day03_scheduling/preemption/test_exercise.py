@@ -51,7 +51,9 @@ def test_the_last_in_line_gives_way():
     )
     sim.update()
     finish(sim, [])
-    assert requests["a"].num_preemptions == 0
+    assert requests["a"].num_preemptions == 0, (
+        f"a is first in line and never gives way; it did {requests['a'].num_preemptions} times."
+    )
 
 
 @pytest.mark.points(3)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.day03 import CONCEPTS, finish, simulation
+from support.refusal import refuses
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
@@ -42,6 +43,14 @@ def make_request(number, priority=0, request_class=Request):
     return request_class(f"r{number}", prompt, params, priority=priority, arrival_time=float(number))
 
 
+def who(request):
+    return request.request_id if isinstance(request, Request) else repr(request)
+
+
+def described(requests):
+    return [f"{who(request)} (priority {getattr(request, 'priority', '?')})" for request in requests]
+
+
 def names(requests):
     return [request.request_id for request in requests]
 
@@ -61,12 +70,14 @@ def check_against_a_list(policy, operations):
             model.append(request)
         elif operation == "pop" and model:
             request = queue.peek_request()
-            assert request is queue.pop_request(), (
-                f"{policy}: pop_request does not return what peek_request showed"
+            taken = queue.pop_request()
+            assert request is taken, (
+                f"{policy}: after {story} peek_request showed {who(request)}, and then pop_request returned "
+                f"{who(taken)}."
             )
             expected = model.pop(0)
             assert request is expected, (
-                f"{policy}: after {story} the next is {expected.request_id}, not {request.request_id}."
+                f"{policy}: after {story} the next is {expected.request_id}, not {who(request)}."
             )
             popped.append(request)
         elif operation == "remove" and model:
@@ -112,10 +123,13 @@ def test_priority_behaves_as_a_sorted_list(operations):
 def test_an_empty_queue_says_so(policy):
     queue = QUEUES[policy]()
     for call in (queue.peek_request, queue.pop_request):
-        with pytest.raises(IndexError):
-            call()
-    with pytest.raises(KeyError):
-        queue.remove_request(make_request(0))
+        rule = f"{policy}: {call.__name__}() of an empty queue must raise IndexError."
+        refuses(IndexError, call, rule)
+    refuses(
+        KeyError,
+        lambda: queue.remove_request(make_request(0)),
+        f"{policy}: remove_request(r0), which does not wait, must raise KeyError.",
+    )
     assert not queue, (
         "An empty queue must be false: the scheduler asks `while self.waiting`. __len__ does that."
     )
@@ -132,7 +146,9 @@ def test_nobody_walks_through_the_queue_to_leave_it(policy):
     CountingRequest.comparisons = 0
     for request in requests[::-1]:
         queue.remove_request(request)
-        assert not len(queue) or queue.peek_request() is not request
+        assert not len(queue) or queue.peek_request() is not request, (
+            f"{policy}: remove_request({request.request_id}) has returned, and peek_request still shows it."
+        )
     allowed = 40 * waiting
     assert CountingRequest.comparisons <= allowed, (
         f"{policy}: {waiting} clients hung up, the last to come first, and requests were compared "
@@ -157,7 +173,8 @@ def test_an_id_used_again_is_not_taken_for_its_former_owner():
     got = [queue.pop_request() for _ in range(2)]
     assert got == [other, heir], (
         "r0 (priority 0) left, another r0 came (priority 5), and r1 (priority 1): r1 is next. Whoever asks "
-        "by id alone whether an entry is alive takes the dead r0 for the living one."
+        "by id alone whether an entry is alive takes the dead r0 for the living one. Expected "
+        f"{described([other, heir])}, got {described(got)}."
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.day03 import finish, simulation
+from support.refusal import refuses
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
@@ -23,6 +24,10 @@ SEEDS = range(4)
 
 def make_request(number, length, arrival):
     return Request(f"r{number}", [0] * length, SamplingParams(max_tokens=1), arrival_time=arrival)
+
+
+def who(request):
+    return request.request_id if isinstance(request, Request) else repr(request)
 
 
 def names(requests):
@@ -63,8 +68,11 @@ def test_it_keeps_the_contract_of_a_queue(operations):
             waiting.append(request)
         elif operation == "pop" and waiting:
             request = queue.peek_request()
-            assert request is queue.pop_request(), "pop_request does not return what peek_request showed"
-            assert request in waiting, f"{request.request_id} was handed out, but does not wait."
+            taken = queue.pop_request()
+            assert request is taken, (
+                f"peek_request showed {who(request)}, and then pop_request returned {who(taken)}."
+            )
+            assert request in waiting, f"{who(request)} was handed out; those who wait are {names(waiting)}."
             if returned:
                 assert request is returned[-1], (
                     f"{names(returned)} were preempted, in this order: the latest is next, before all who "
@@ -87,8 +95,10 @@ def test_it_keeps_the_contract_of_a_queue(operations):
             "or stay on."
         )
         assert len(queue) == len(waiting), f"{len(waiting)} wait, and len says {len(queue)}."
-        assert not waiting or next(iter(queue)) is queue.peek_request(), (
-            "Iteration must begin with who is next."
+        first, following = next(iter(queue), None), queue.peek_request() if waiting else None
+        assert first is following, (
+            f"Iteration must begin with who is next: peek_request shows {who(following)}, iteration begins "
+            f"with {who(first)}."
         )
         tokens = sum(request.num_prompt_tokens for request in waiting)
         assert queue.num_prompt_tokens == tokens, (
@@ -101,10 +111,12 @@ def test_it_keeps_the_contract_of_a_queue(operations):
 def test_an_empty_queue_says_so():
     queue = Queue()
     for call in (queue.peek_request, queue.pop_request):
-        with pytest.raises(IndexError):
-            call()
-    with pytest.raises(KeyError):
-        queue.remove_request(make_request(0, 1, 0.0))
+        refuses(IndexError, call, f"{call.__name__}() of an empty queue must raise IndexError.")
+    refuses(
+        KeyError,
+        lambda: queue.remove_request(make_request(0, 1, 0.0)),
+        "remove_request(r0), which does not wait, must raise KeyError.",
+    )
 
 
 @pytest.mark.points(1)
@@ -130,8 +142,8 @@ def test_equals_keep_their_order():
     for request in requests:
         queue.add_request(request)
     assert names(queue) == ["r3", "r1", "r2"], (
-        "Three requests of one length that came at one time: expected the order in which they were added, "
-        f"got {names(queue)}."
+        "Three requests of one length that came at one time stay in the order in which they were added: "
+        f"expected ['r3', 'r1', 'r2'], got {names(queue)}."
     )
 
 

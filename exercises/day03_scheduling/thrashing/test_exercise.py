@@ -85,7 +85,10 @@ def test_the_watermark_binds_admission_and_not_an_idle_engine():
     )
     sim.update()
     finish(sim, [])
-    assert sim.num_preemptions == 0, "With those 3 blocks left alone a never runs out, and nobody gives way."
+    assert sim.num_preemptions == 0, (
+        "With those 3 blocks left alone a never runs out, and nobody gives way: expected 0 preemptions, got "
+        f"{sim.num_preemptions}."
+    )
     run(toy_config(num_blocks=11, block_size=4, watermark=0.9), [Arrival("a", 0.0, make_prompt(40), 1)])
 
 

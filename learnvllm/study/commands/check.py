@@ -22,7 +22,8 @@ from learnvllm.study.terminal import console, plural, print_json, readable, show
 
 PASSED, FAILED = 0, 1
 _FULL_MESSAGES = 3
-"""Failures told in full; of the others the first line."""
+"""Failures told in full; of the others the first line, so that those to begin with stay on the screen. Most
+of the later ones have the same cause."""
 
 
 def configure_check(parser: argparse.ArgumentParser) -> None:
@@ -149,13 +150,20 @@ def show_report(out: Console, checked: Checked, *, verbose: bool = False) -> Non
         out.print(f"\nNot written yet: {escape(', '.join(report.not_written))}")
     for note in (*report.notes, *checked.problems):
         out.print(Text(f"Note: {note}"), soft_wrap=True)
+    if left < 0 and not verbose:
+        out.print("\nThe first failures stand in full: fix those first. --verbose shows all in full.")
     _show_verdict(out, checked)
+
+
+def chat_with(exercise: Exercise) -> str:
+    """The command that runs its code, with the flags without which nothing would call it."""
+    return f"learnvllm chat --mine {exercise.name} {exercise.flags}".rstrip()
 
 
 def _show_message(out: Console, test: TestReport, *, in_full: bool) -> None:
     lines = test.message.strip().splitlines() or ["it failed without a message"]
     if not in_full and len(lines) > 1:
-        lines = [f"{lines[0]} … (--verbose shows all)"]
+        lines = [f"{lines[0]} …"]
     for line in lines:
         out.print(Text(f"      {line}"), soft_wrap=True)
 
@@ -180,7 +188,7 @@ def _show_verdict(out: Console, checked: Checked) -> None:
     tries = f", {plural(checked.record.attempts, 'attempt')}" if checked.record else ""
     hints = f", {plural(checked.record.hints, 'hint')}" if checked.record else ""
     out.print(f"\n[good]Passed:[/] {points}{tries}{hints}.")
-    out.print(f"  in the engine      [cmd]learnvllm chat --mine {exercise.name}[/]")
+    out.print(f"  in the engine      [cmd]{escape(chat_with(exercise))}[/]")
     out.print(f"  ours, to compare   [cmd]learnvllm solution {exercise.name}[/]")
     if checked.journal:
         out.print(f"  your log           [cmd]learnvllm journal {exercise.day}[/]")

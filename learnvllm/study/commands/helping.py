@@ -56,13 +56,15 @@ def _about_more_hints(exercise: Exercise, first: int, count: int) -> str:
 
 
 def configure_solution(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("exercise", metavar="ID", help="An exercise, or the end of its id.")
+    parser.add_argument("exercise", nargs="?", metavar="ID", help="Left out: the next one.")
     parser.add_argument("--give-up", action="store_true", help="Show it before you have passed; recorded.")
     parser.add_argument("--json", action="store_true", help="For programs.")
 
 
 def run_solution(args: argparse.Namespace) -> int:
-    exercise = find_exercise(args.exercise)
+    exercise = find_exercise(args.exercise) if args.exercise else next_exercise()
+    if exercise is None:
+        raise StudyError("Every exercise has passed: name one to see our code for it.")
     solution = reveal(exercise, give_up=args.give_up)
     if args.json:
         print_json({"id": exercise.id, "module": exercise.module, "diff": solution})

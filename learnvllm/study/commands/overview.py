@@ -14,7 +14,8 @@ from learnvllm.study.overview import Course, DayState, ExerciseState, course, da
 from learnvllm.study.site import day_plan
 from learnvllm.study.terminal import console, minutes, plural, print_json, print_markdown, shown
 
-BOXES = {"done": "[good]\\[x][/]", "started": "\\[~]", "open": "\\[ ]", "coming": "\\[ ]"}
+BOXES = {"done": "[good]\\[x][/]", "started": "\\[~]", "open": "\\[ ]", "to read": "\\[ ]", "coming": "\\[ ]"}
+NO_EXERCISES = {"to read": "one page; its exercises are coming", "coming": "coming"}
 STATES = {
     "passed": "[good]passed[/]",
     "changed": "passed; the exercise has changed since: check it again",
@@ -49,8 +50,8 @@ def run_progress(args: argparse.Namespace) -> int:
 
 
 def _summary(day: DayState) -> str:
-    if day.status == "coming":
-        return "[faint]coming[/]"
+    if day.status in NO_EXERCISES:
+        return f"[faint]{NO_EXERCISES[day.status]}[/]"
     parts = [
         f"{day.passed} of {plural(len(day.exercises), 'exercise')}",
         f"{day.points:g}/{day.max_points} points",

@@ -27,7 +27,7 @@ class Step:
 
 
 def steps(day: Day, say: Say = str) -> list[Step]:
-    """Concepts, notebooks, exercises, then our code (with their solutions), vLLM's own, quiz.
+    """Concepts (or the only page), notebooks, exercises, then our code (their solutions), vLLM's own, quiz.
 
     Titles are as `say` has them; verbs are English.
     """
@@ -37,12 +37,13 @@ def steps(day: Day, say: Say = str) -> list[Step]:
         page = there.get(name)
         return [Step("Read", say(pages.LABELS[name]), page.path, page.minutes)] if page else []
 
+    only_page = [Step("Read", page.title, page.path, page.minutes) for page in there.values()][:1]
     run = [
         Step("Run", page.title, page.path, page.minutes, f"learnvllm notebook {day.number}")
         for page in pages.notebook_pages(day)
     ]
     return [
-        *read("concepts"),
+        *(read("concepts") or only_page),
         *run,
         *_builds(day, there),
         *read("walkthrough"),

@@ -39,6 +39,9 @@ def test_a_learner_goes_from_the_starter_to_a_pass(tiny: Exercise, home: Path, s
     assert shell("hint") == 0
     assert "one" in shell.out
     assert shell("solution tiny") == 2
+    named = shell.err
+    assert shell("solution") == 2  # of the next one, as with check and hint
+    assert shell.err == named
     tiny.path.write_text(
         render_starter(tiny).replace('raise NotImplementedError("TODO: cdiv")', "return a // b")
     )
@@ -311,6 +314,25 @@ def test_a_days_plan_is_the_sites(free_queue: Exercise, graded: dict[str, Any], 
     assert "coming" in shell.out
 
 
+def test_a_day_of_one_page_is_to_be_read(shell: Shell) -> None:
+    assert shell("day 5") == 0
+    assert "Read" in shell.out
+    assert "docs/topics/executor_worker/index.md" in shell.out
+    assert shell("progress") == 0
+    lines = shell.out.splitlines()
+    (five,), (nine,) = ([line for line in lines if f"Day {number:>2}" in line] for number in (5, 9))
+    assert "one page" in five
+    assert "one page" not in nine
+
+
+def test_a_pass_names_the_flags_that_reach_the_code(tiny: Exercise, shell: Shell) -> None:
+    toml = tiny.folder / "exercise.toml"
+    toml.write_text(toml.read_text().replace("points = 2", 'points = 2\nflags = "--seed 3"'))
+    tiny.path.write_text(render_solution(tiny))
+    assert shell("check tiny") == 0
+    assert "learnvllm chat --mine tiny --seed 3\n" in shell.out
+
+
 @pytest.fixture
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(files, "ROOT", tmp_path)
@@ -411,6 +433,7 @@ def test_messages_of_many_failures(verbose: bool, capsys: pytest.CaptureFixture[
     check_command.show_report(console(), Checked(tiny, report, None, None, ("a note",)), verbose=verbose)
     shown = capsys.readouterr().out
     assert [f"second {n}" in shown for n in range(5)] == [True, True, True, verbose, verbose]
+    assert ("fix those first. --verbose shows all" in shown) is not verbose
     assert all(f"first {n}" in shown for n in range(5))
     assert "a [b]problem[/b]" in shown
     assert "| printed" in shown
