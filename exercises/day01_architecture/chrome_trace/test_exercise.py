@@ -142,6 +142,7 @@ def test_a_slice_says_what_was_computed():
         case="16 of 40 tokens were cached, 5 are computed",
         expected=expected,
         got=row["args"],
+        read="step-events",
     )
 
 
@@ -186,12 +187,24 @@ def test_counters_show_blocks_and_queues():
 
 @pytest.mark.points(1)
 def test_no_events_make_an_empty_trace():
-    assert to_chrome_trace([]) == {"traceEvents": []}
-    assert to_chrome_trace(iter([])) == {"traceEvents": []}, (
-        "Events may come from an iterator, which is read once."
+    got = to_chrome_trace([])
+    assert got == {"traceEvents": []}, lesson(
+        "A trace without events is a trace without rows.",
+        expected={"traceEvents": []},
+        got=got,
+        read="step-events",
+    )
+    got = to_chrome_trace(iter([]))
+    assert got == {"traceEvents": []}, lesson(
+        "Events may come from an iterator, which is read once.",
+        expected={"traceEvents": []},
+        got=got,
+        read="step-events",
     )
     got = len(steps_of(draw(iter(TWO))))
-    assert got == 2, lesson("Events may come from an iterator, which is read once.", expected=2, got=got)
+    assert got == 2, lesson(
+        "Events may come from an iterator, which is read once.", expected=2, got=got, read="step-events"
+    )
 
 
 @pytest.mark.points(3)
@@ -227,11 +240,23 @@ def test_everything_is_drawn_once_and_at_its_time(events):
     origin = events[0].start
     expected = [(f"step {e.step}", round((e.start - origin) * 1e6)) for e in events]
     got = sorted(((row["name"], round(row["ts"])) for row in steps), key=lambda s: int(s[0][5:]))
-    assert got == expected, lesson("Every step once, at its own time.", expected=expected, got=got)
-    assert all(tracks[row["tid"]] == "engine steps" for row in steps), lesson(
-        "Every track that holds steps is called `engine steps`.", expected="engine steps", got=tracks
+    assert got == expected, lesson(
+        "Every step once, at its own time.", expected=expected, got=got, read="step-events"
     )
-    assert sum(span(row)[1] - span(row)[0] for row in steps) == STEP_US * len(events)
+    assert all(tracks[row["tid"]] == "engine steps" for row in steps), lesson(
+        "Every track that holds steps is called `engine steps`.",
+        expected="engine steps",
+        got=tracks,
+        read="step-events",
+    )
+    got = sum(span(row)[1] - span(row)[0] for row in steps)
+    assert got == STEP_US * len(events), lesson(
+        "The steps together last as long as all of them take, in microseconds.",
+        case=f"{len(events)} steps of 0.01 s",
+        expected=STEP_US * len(events),
+        got=got,
+        read="step-events",
+    )
     most = max(sum(e.start <= at.start < e.start + 0.0099 for e in events) for at in events)
     used = len({row["tid"] for row in steps})
     assert used == most, lesson(
@@ -251,6 +276,7 @@ def test_everything_is_drawn_once_and_at_its_time(events):
             case=f"request {name}",
             expected=planned,
             got=got,
+            read="step-events",
         )
 
 
@@ -259,8 +285,14 @@ def test_everything_is_drawn_once_and_at_its_time(events):
 def test_an_engines_own_steps(ahead):
     events = record(crowd(5, 12), steps_ahead=ahead, num_blocks=30, block_size=4, max_num_batched_tokens=24)
     rows = draw(events)
-    got = sum(row["args"]["tokens"] for row in slices(rows, "prefill", "decode"))
-    expected = sum(row["args"]["tokens"] for row in steps_of(rows))
-    assert got == expected == sum(s.num_tokens for e in events for s in e.scheduled), lesson(
-        "The tokens of all requests are the tokens of all steps.", expected=expected, got=got
+    got = tuple(
+        sum(row["args"]["tokens"] for row in part)
+        for part in (slices(rows, "prefill", "decode"), steps_of(rows))
+    )
+    planned = sum(s.num_tokens for e in events for s in e.scheduled)
+    assert got == (planned, planned), lesson(
+        "(tokens of all requests' slices, tokens of all steps): both are the tokens that were scheduled.",
+        expected=(planned, planned),
+        got=got,
+        read="step-events",
     )

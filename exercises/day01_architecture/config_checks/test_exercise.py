@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.day01 import lesson, model_config
+from support.refusal import refuses
 
 from learnvllm.architecture import config
 from learnvllm.architecture.config import CacheConfig, DeviceConfig
@@ -120,7 +121,7 @@ def test_an_error_says_what_where_and_what_to_do_in_one_line(value, name):
     assume(value < LEAST[name])
     error = refusal(scheduler(**{name: value}))
     assert error is not None, lesson(
-        f"{name}={value} must be refused.", expected="ConfigError", got="accepted"
+        f"{name}={value} must be refused.", expected="ConfigError", got="accepted", read="configuration"
     )
     text = str(error)
     assert re.fullmatch(rf"{name}={value}: {name} \S.*\.", text), lesson(
@@ -145,7 +146,11 @@ def test_without_chunking_the_longest_prompt_must_fit_a_step(max_model_len, budg
     expect_refusal(build, "max_num_batched_tokens", budget, case, why)
     text = str(refusal(build))
     assert str(max_model_len) in text.partition(":")[2], lesson(
-        "The rule names the value that is at odds with this one.", case=case, expected=max_model_len, got=text
+        "The rule names the value that is at odds with this one.",
+        case=case,
+        expected=max_model_len,
+        got=text,
+        read="configuration",
     )
 
 
@@ -204,8 +209,12 @@ def test_what_is_accepted_is_what_was_asked_for():
         got=got,
         read="configuration",
     )
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        built.scheduler_config.max_num_seqs = 4
+    refuses(
+        dataclasses.FrozenInstanceError,
+        lambda: setattr(built.scheduler_config, "max_num_seqs", 4),
+        "A configuration does not change: setting scheduler_config.max_num_seqs must raise "
+        "FrozenInstanceError.",
+    )
 
 
 @pytest.mark.points(1)

@@ -62,6 +62,7 @@ def test_it_lasts_from_the_first_begin_to_the_last_end():
         case="four steps of 10 ms, 12 ms apart",
         expected=(0, 46_000),
         got=got,
+        read="step-events",
     )
     trace = to_chrome_trace(decoding([0, 1, 2, 3]))
     for number, each in enumerate(decodes(trace)):
@@ -106,6 +107,7 @@ def test_each_request_has_runs_of_its_own():
         case="a and b decode in three steps beside c, whose prompt is computed",
         expected=expected,
         got=got,
+        read="step-events",
     )
 
 
@@ -118,11 +120,15 @@ def test_nothing_else_changes_and_nothing_is_lost(events):
     assert trace == before, (
         "The trace that was given must stay as it was: somebody else may want to draw it, too."
     )
-    assert merged["displayTimeUnit"] == trace["displayTimeUnit"], (
-        "What the trace says beside its rows is kept."
+    expected, got = ({key: t[key] for key in t if key != "traceEvents"} for t in (trace, merged))
+    assert got == expected, lesson(
+        "What the trace says beside its rows is kept.", expected=expected, got=got, read="step-events"
     )
     assert others(merged) == others(trace), lesson(
-        "All rows but decodes are kept, in their order.", expected=others(trace), got=others(merged)
+        "All rows but decodes are kept, in their order.",
+        expected=others(trace),
+        got=others(merged),
+        read="step-events",
     )
     for tid in {row["tid"] for row in decodes(trace)}:
         old, new = ([row for row in decodes(t) if row["tid"] == tid] for t in (trace, merged))
@@ -133,8 +139,16 @@ def test_nothing_else_changes_and_nothing_is_lost(events):
             case=f"track {tid}",
             expected=expected,
             got=got,
+            read="step-events",
         )
-        assert new[0]["args"]["computed_before"] == old[0]["args"]["computed_before"]
+        expected, got = (rows[0]["args"]["computed_before"] for rows in (old, new))
+        assert got == expected, lesson(
+            "computed_before of a run is that of its first decode.",
+            case=f"the first run of track {tid}",
+            expected=expected,
+            got=got,
+            read="step-events",
+        )
 
 
 @pytest.mark.points(1)
@@ -147,12 +161,16 @@ def test_what_is_merged_cannot_be_merged_further(events):
             "Two slices of a track whose steps follow one another are one run.",
             expected="one slice",
             got=[first["args"], second["args"]],
+            read="step-events",
         )
 
 
 @pytest.mark.points(1)
 def test_no_events_make_an_empty_trace():
-    assert merge_decodes({"traceEvents": []}) == {"traceEvents": []}
+    got = merge_decodes({"traceEvents": []})
+    assert got == {"traceEvents": []}, lesson(
+        "A trace without events stays one.", expected={"traceEvents": []}, got=got, read="step-events"
+    )
 
 
 @pytest.mark.points(2)
@@ -176,5 +194,8 @@ def test_a_request_that_never_pauses_has_one_run():
     events = record(crowd(16, 200), block_size=16, max_num_batched_tokens=256)
     got = len(runs(events))
     assert got == 16, lesson(
-        "Nobody was preempted and everybody decoded in each step: one slice each.", expected=16, got=got
+        "Nobody was preempted and everybody decoded in each step: one slice each.",
+        expected=16,
+        got=got,
+        read="step-events",
     )

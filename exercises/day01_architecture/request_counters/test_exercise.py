@@ -54,10 +54,13 @@ def test_the_message_is_left_alone():
     message = EngineCoreRequest("r", [1, 2, 3], SamplingParams(max_tokens=4))
     request = Request.from_engine_core_request(message, None)
     request.append_output_token_ids([7, 8])
-    assert (message.prompt_token_ids, request.num_prompt_tokens) == ([1, 2, 3], 3), lesson(
-        "The prompt belongs to whoever sent it: output must not be appended to that list.",
-        expected=[1, 2, 3],
-        got=message.prompt_token_ids,
+    got = (message.prompt_token_ids, request.num_prompt_tokens)
+    assert got == ([1, 2, 3], 3), lesson(
+        "The prompt belongs to whoever sent it: output must not be appended to that list "
+        "(the message's prompt_token_ids, num_prompt_tokens).",
+        case="a prompt of 3 tokens, then 2 of output",
+        expected=([1, 2, 3], 3),
+        got=got,
         read="two-counters",
     )
 
@@ -170,17 +173,21 @@ def test_without_a_hasher_there_are_no_names():
     request = make(range(9))
     request.append_output_token_ids([1, 2, 3, 4])
     assert request.block_hashes == [], lesson(
-        "No hasher means no prefix cache: no names.", expected=[], got=request.block_hashes
+        "No hasher means no prefix cache: no names.",
+        expected=[],
+        got=request.block_hashes,
+        read="two-counters",
     )
 
 
 @pytest.mark.points(2)
 def test_events_are_told_once_and_stay_told():
     request = make([1])
-    assert request.take_events() is None, lesson(
+    got = request.take_events()
+    assert got is None, lesson(
         "Nothing happened: None, so that the message leaves the field out.",
         expected=None,
-        got=[],
+        got=got,
         read="messages",
     )
     request.record_event(EngineCoreEventType.QUEUED)
@@ -214,6 +221,7 @@ def test_the_order_is_total():
             case=[(r.request_id, r.priority, r.arrival_time) for r in (lower, upper)],
             expected=(True, False),
             got=got,
+            read="two-counters",
         )
 
 

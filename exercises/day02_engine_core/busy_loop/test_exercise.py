@@ -190,7 +190,14 @@ def test_a_burst_is_taken_in_together() -> None:
         got=sorted(process.batches[1]),
         read="the-loop",
     )
-    assert told["b4"] == (expected_tokens([9, 7], 2), FinishReason.LENGTH)
+    expected = (expected_tokens([9, 7], 2), FinishReason.LENGTH)
+    assert told.get("b4") == expected, lesson(
+        "Whoever came with the burst is answered to the end.",
+        case="b4, the last of the five",
+        expected=expected,
+        got=told.get("b4"),
+        read="the-loop",
+    )
 
 
 @pytest.mark.points(3)
@@ -213,7 +220,7 @@ def test_an_id_that_was_aborted_can_be_used_again(moment) -> None:
         "must not find the next request of the same id.",
         case=f'"again" runs from step 2; ABORT again, ADD again arrive {moment} step 3'
         + (" and the next" if moment == "between" else ""),
-        expected=f"{len(first)} tokens of the first request, then {expected}",
+        expected=f"{expected}: {len(first)} of the first request, then 3 of the second",
         got=told.get("again"),
         read=READ,
     )
@@ -226,14 +233,22 @@ def test_an_abort_that_comes_while_the_step_runs_stops_its_token() -> None:
     process.during[3] = lambda: process.input.deliver(ABORT, ["b"])
     process.start(request("a", [5, 6, 7], 6))
     told = process.outputs()
-    assert told["b"] == (expected_tokens([9, 8], 1), None), lesson(
+    expected = (expected_tokens([9, 8], 1), None)
+    assert told.get("b") == expected, lesson(
         "An abort that arrives while a step runs is heard before the step's result is handed out.",
         case='"b" runs from step 2; ABORT b arrives while step 3 runs',
-        expected="the token of step 2 only",
-        got=told["b"],
+        expected=f"{expected}, the token of step 2 only",
+        got=told.get("b"),
         read=READ,
     )
-    assert told["a"] == (expected_tokens([5, 6, 7], 6), FinishReason.LENGTH)
+    expected = (expected_tokens([5, 6, 7], 6), FinishReason.LENGTH)
+    assert told.get("a") == expected, lesson(
+        "An abort ends the request that it names, and nobody else's.",
+        case='"b" is aborted, "a" goes on',
+        expected=expected,
+        got=told.get("a"),
+        read=READ,
+    )
 
 
 @pytest.mark.points(1)
@@ -303,8 +318,14 @@ def test_a_message_that_cannot_be_read_is_dropped() -> None:
 
     process.during[1] = nonsense_and_more
     process.start(request("a", [5, 6, 7], 3))
-    assert process.outputs().get("b") == (expected_tokens([9, 8], 2), FinishReason.LENGTH), (
-        "After a message that could not be read the next one was not served."
+    expected = (expected_tokens([9, 8], 2), FinishReason.LENGTH)
+    got = process.outputs().get("b")
+    assert got == expected, lesson(
+        "After a message that could not be read the next one is served as ever.",
+        case="while step 1 runs come a message that cannot be read, then ADD b",
+        expected=expected,
+        got=got,
+        read="the-loop",
     )
 
 
@@ -325,4 +346,6 @@ def test_the_last_word_of_an_engine_that_fails() -> None:
         got=messages[-1:],
         read="the-loop",
     )
-    assert isinstance(process.error, RuntimeError), "run() raises what the model raised."
+    assert isinstance(process.error, RuntimeError), (
+        f"run() raises what the model raised, a RuntimeError, and not {process.error!r}."
+    )

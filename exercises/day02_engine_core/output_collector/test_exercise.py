@@ -93,7 +93,13 @@ def test_a_client_that_comes_when_it_likes_knows_everything_once(kind, steps) ->
         got=client.texts,
         read=READ,
     )
-    assert client.num_logprobs == engine.lengths
+    assert client.num_logprobs == engine.lengths, lesson(
+        "However late a client takes its outputs, it gets the log-probabilities of every token, once.",
+        case=f"{kind.name}, puts (completion, tokens) and takes (None): {steps}",
+        expected=engine.lengths,
+        got=client.num_logprobs,
+        read=READ,
+    )
 
 
 @pytest.mark.points(1)
@@ -268,7 +274,7 @@ def test_who_finds_the_slot_empty_after_waking_goes_on_waiting() -> None:
     assert got == ["0."], lesson(
         "An event says that something has come, not that it is still there: look again after each wait.",
         case="two coroutines wait in get(), one output is put",
-        expected="one of them gets '0.', the other waits",
+        expected="['0.']: one of them gets it, the other waits",
         got=got,
         read=READ,
     )
