@@ -1,11 +1,13 @@
 """Every exercise: its files agree with each other and the pages, and proof.json is of what is there."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from learnvllm import cli
-from learnvllm.study import proof, structure
+from learnvllm.study import overlay, proof, structure
 from learnvllm.study.catalogue import load_exercises
 from learnvllm.study.commands import check as check_command
 from learnvllm.study.dev_check import check
@@ -65,3 +67,11 @@ def test_it_is_proved(exercise: Exercise, tmp_path: Path, monkeypatch: pytest.Mo
 
 def killers(known: proof.Proof) -> dict[str, tuple[str, ...]]:
     return {mutant.name: mutant.killed_by for mutant in known.mutants}
+
+
+def test_the_banner_names_the_flags_too() -> None:
+    exercise = next(exercise for exercise in EXERCISES if exercise.name == "shortest_first")
+    plan = SimpleNamespace(exercise=exercise, parts=())
+    selection: Any = SimpleNamespace(plans=[plan], unproved=list, notes=[])
+    told = overlay._banner(selection, shadow=False)
+    assert "the engine calls it only with --scheduling-policy shortest" in told

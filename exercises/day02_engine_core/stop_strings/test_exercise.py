@@ -121,8 +121,8 @@ def test_what_is_streamed_is_the_text_before_the_stop_string(text, stops, includ
     assert detokenizer.token_ids == ids(text)[:num_tokens], lesson(
         "token_ids keeps every token up to the one that completed the stop string, and none behind it.",
         case=case,
-        expected=f"{num_tokens} tokens",
-        got=f"{len(detokenizer.token_ids)} tokens",
+        expected=ids(text)[:num_tokens],
+        got=detokenizer.token_ids,
         read=READ,
     )
 
@@ -135,8 +135,8 @@ def test_no_piece_of_a_stop_string_is_ever_streamed() -> None:
         "Text is held back while it could become the stop string, and given out with the token that says "
         "it cannot.",
         case='the letters of "ab<en<end>cd", stop "<end>"',
-        expected=expected,
-        got=deltas,
+        expected=(expected, "<end>"),
+        got=(deltas, stop),
         read=READ,
     )
 

@@ -80,7 +80,14 @@ def test_the_first_token_at_once_then_whole_intervals_then_the_rest(kind, steps,
         got=got,
         read=READ,
     )
-    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    expected, got = [False] * (len(outputs) - 1) + [True], [output.finished for output in outputs]
+    assert got == expected, lesson(
+        "The last output says that the request has ended, and no other does.",
+        case=f"{kind.name}, interval {interval}, tokens per step {steps}",
+        expected=expected,
+        got=got,
+        read=READ,
+    )
 
 
 @pytest.mark.points(3)

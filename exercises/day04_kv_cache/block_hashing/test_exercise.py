@@ -56,7 +56,11 @@ def test_a_name_has_32_bytes_and_is_the_same_every_time():
     name = hash_block_tokens(NONE_HASH, [1, 2, 3, 4])
     assert isinstance(name, bytes), f"A name is bytes, not {type(name).__name__}."
     assert len(name) == 32, f"SHA-256 gives 32 bytes, this name has {len(name)}."
-    assert hash_block_tokens(NONE_HASH, (1, 2, 3, 4), []) == name
+    again = hash_block_tokens(NONE_HASH, (1, 2, 3, 4), [])
+    assert again == name, (
+        "Equal tokens without extra keys have one name, whether they come as a list or as a tuple, with None "
+        f"or with no keys: expected {name.hex()[:12]}…, got {again.hex()[:12]}…."
+    )
     hash_block_tokens(NONE_HASH, [0, 2**32 - 1])
 
 
@@ -191,7 +195,8 @@ def test_a_request_that_grows_has_the_names_of_one_that_came_whole(prompt, outpu
         f"Prompt {prompt}, then output {outputs}: names differ from those of the same tokens as one prompt. "
         f"Go on from the last name, not from the root; output counts as well as prompt. {READ}"
     )
-    assert hasher(growing) == [], "A request without a new full block has no new names."
+    more = hasher(growing)
+    assert more == [], f"A request without a new full block has no new names: expected [], got {len(more)}."
 
 
 @pytest.mark.points(2)
@@ -231,8 +236,13 @@ def test_an_image_counts_from_its_block_on_and_every_source_is_asked():
 
 @pytest.mark.points(1)
 def test_a_seed_makes_a_family_of_names():
-    assert names(range(4), seed="a") != names(range(4))
-    assert names(range(4), seed="a") == names(range(4), seed="a")
+    assert names(range(4), seed="a") != names(range(4)), (
+        "Seed 'a' and no seed gave the same names: a seed makes names of its own, so that nobody outside can "
+        "compute them."
+    )
+    assert names(range(4), seed="a") == names(range(4), seed="a"), (
+        "Seed 'a' gave other names the second time: processes with one seed must agree on them."
+    )
     hasher = make_block_hasher(4, "random")
     assert request(range(4), hasher=hasher).block_hashes == request(range(4), hasher=hasher).block_hashes, (
         "With seed 'random' all requests of one hasher still share: ask none_hash(seed) once, not per "

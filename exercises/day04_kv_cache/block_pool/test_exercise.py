@@ -11,6 +11,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.day04 import CONCEPTS, make_manager, name_of, serve
+from support.refusal import refuses
 
 from learnvllm.kv_cache.block_pool import BlockPoolLog
 from learnvllm.kv_cache.eviction import SegmentedFreeQueue
@@ -46,22 +47,28 @@ def test_blocks_are_handed_out_with_one_reference_each_and_never_the_null_block(
     assert [block.ref_count for block in blocks] == [1] * 4, (
         f"Each block handed out has one holder, so ref_count 1; got {[b.ref_count for b in blocks]}."
     )
-    assert pool.usage == 1.0
-    assert pool.get_num_free_blocks() == 0
+    got = (pool.usage, pool.get_num_free_blocks())
+    assert got == (1.0, 0), (
+        f"With all blocks handed out (usage, get_num_free_blocks()) must be (1.0, 0), it is {got}."
+    )
 
 
 @pytest.mark.points(1)
 def test_too_many_wanted_is_refused_and_nothing_is_taken():
     pool = BlockPool(4, True)
     held = pool.get_new_blocks(1)
-    with pytest.raises(RuntimeError):
-        pool.get_new_blocks(3)
+    refuses(
+        RuntimeError, lambda: pool.get_new_blocks(3), "get_new_blocks(3) with 2 free must raise RuntimeError."
+    )
     assert pool.get_num_free_blocks() == 2, (
         f"3 blocks wanted, 2 free: refused, and 2 must still be free, not {pool.get_num_free_blocks()}. A "
         "request that is refused waits and asks again; blocks taken on the way would be lost for good."
     )
     assert len(pool.get_new_blocks(2)) == 2, "Exactly as many as are free must be possible."
-    assert held[0].ref_count == 1
+    assert held[0].ref_count == 1, (
+        "What others were given or refused leaves a block that is held alone: its ref_count must be 1, not "
+        f"{held[0].ref_count}."
+    )
 
 
 @pytest.mark.points(2)
@@ -73,7 +80,9 @@ def test_a_free_block_is_found_until_it_is_handed_out_and_then_never_again():
         f"Expected block {block.block_id} under its name, got {pool.get_cached_block(name_of('a'))}. {READ}"
     )
     (again,) = pool.get_new_blocks(1)
-    assert again is block
+    assert again is block, (
+        f"A pool with one free block, {block.block_id}, must hand out that one; it gave {again.block_id}."
+    )
     found = pool.get_cached_block(name_of("a"))
     assert found is None, (
         f"Block {block.block_id} has been handed out to somebody who will overwrite it, but its old name "
@@ -84,7 +93,10 @@ def test_a_free_block_is_found_until_it_is_handed_out_and_then_never_again():
         "The block itself must forget its name too, or it can never get a new one."
     )
     pool.cache_full_blocks([block], [name_of("b")])
-    assert pool.get_cached_block(name_of("b")) is block
+    found = pool.get_cached_block(name_of("b"))
+    assert found is block, (
+        f"Block {block.block_id} has new content and its name: it must be found under it, got {found}."
+    )
 
 
 @pytest.mark.points(2)
@@ -98,12 +110,23 @@ def test_a_shared_block_is_free_when_its_last_holder_leaves():
         "takes the block out of the queue, or the next request would be given it while it is being read."
     )
     pool.free_blocks([block])
-    assert block not in ids(pool.free_block_queue)
-    assert pool.get_num_free_blocks() == 2, "One of two holders has left: the other still reads the block."
+    assert block not in pool.free_block_queue, (
+        f"One of two holders has left, and block {block.block_id} is in the free queue: the other still "
+        "reads it."
+    )
+    assert pool.get_num_free_blocks() == 2, (
+        "One of two holders has left, the other still reads the block: 2 free, not "
+        f"{pool.get_num_free_blocks()}."
+    )
     pool.free_blocks([block])
-    assert pool.get_num_free_blocks() == 3
-    with pytest.raises(RuntimeError):
-        pool.free_blocks([block])
+    assert pool.get_num_free_blocks() == 3, (
+        f"The last holder has left: all 3 usable blocks are free, not {pool.get_num_free_blocks()}."
+    )
+    refuses(
+        RuntimeError,
+        lambda: pool.free_blocks([block]),
+        f"free_blocks([{block.block_id}]), which nobody holds any more, must raise RuntimeError.",
+    )
     assert block.ref_count == 0, f"What is refused changes nothing: nobody holds it, not {block.ref_count}."
 
 
@@ -130,7 +153,10 @@ def test_one_name_belongs_to_one_block_and_the_first_keeps_it():
     first, second, third = pool.get_new_blocks(3)
     pool.cache_full_blocks([first], [name_of("a")])
     pool.cache_full_blocks([second, third], [name_of("a"), name_of("c")])
-    assert pool.get_cached_block(name_of("a")) is first, "Two blocks, one content: the first keeps the name."
+    found = pool.get_cached_block(name_of("a"))
+    assert found is first, (
+        f"Two blocks, one content: the first, {first.block_id}, keeps the name, which leads to {found}."
+    )
     assert second.block_hash is None, (
         f"Block {second.block_id} offered a name that block {first.block_id} already has, so it stays "
         "anonymous. With the name on both, evicting one would delete the name of the other."
@@ -140,10 +166,21 @@ def test_one_name_belongs_to_one_block_and_the_first_keeps_it():
         "name was taken is no reason to leave it anonymous."
     )
     pool.free_blocks([second])
-    assert pool.get_new_blocks(1) == [second]
-    assert pool.get_cached_block(name_of("a")) is first
-    with pytest.raises(RuntimeError):
-        pool.cache_full_blocks([first], [name_of("b")])
+    got = ids(pool.get_new_blocks(1))
+    assert got == [second.block_id], (
+        f"Block {second.block_id} is the only free one and must be handed out, got {got}."
+    )
+    found = pool.get_cached_block(name_of("a"))
+    assert found is first, (
+        f"Block {second.block_id}, which has no name, was handed out; the name of block {first.block_id} "
+        f"must still lead to it, it leads to {found}."
+    )
+    refuses(
+        RuntimeError,
+        lambda: pool.cache_full_blocks([first], [name_of("b")]),
+        f"cache_full_blocks([{first.block_id}], ...), a block that has a name already, must raise "
+        "RuntimeError.",
+    )
 
 
 @pytest.mark.points(1)
@@ -160,10 +197,11 @@ def test_groups_have_names_of_their_own_and_the_null_block_has_none():
     assert pool.get_cached_block(name_of("x"), 1) is None, (
         "The null block holds nothing, so nothing may lead to it."
     )
-    assert pool.null_block.block_hash is None
+    assert pool.null_block.block_hash is None, "The null block holds nothing, so it gets no name."
     pool.touch([pool.null_block])
     pool.free_blocks([pool.null_block])
-    assert pool.null_block.ref_count == 0
+    count = pool.null_block.ref_count
+    assert count == 0, f"Nobody counts who uses the null block: its ref_count must stay 0, it is {count}."
     pool.free_blocks([full])
     pool.get_new_blocks(2)
     assert pool.get_cached_block(name_of("a"), 1) is window, "Evicting in group 0 must leave group 1 alone."
@@ -174,11 +212,19 @@ def test_reset_forgets_everything_but_only_while_nothing_is_held():
     pool, (a, b) = pool_with_names("a", "b")
     pool.touch([a])
     refused = pool.reset_prefix_cache()
-    assert refused is False, "While a request holds a block, reset_prefix_cache() returns False."
-    assert pool.get_cached_block(name_of("b")) is b, "... and forgets nothing."
+    assert refused is False, (
+        f"While a request holds a block, reset_prefix_cache() must return False; got {refused!r}."
+    )
+    found = pool.get_cached_block(name_of("b"))
+    assert found is b, (
+        f"A reset that was refused forgets nothing: block {b.block_id} must be found under its "
+        f"name, got {found}."
+    )
     pool.free_blocks([a])
-    assert pool.reset_prefix_cache() is True
-    assert [pool.get_cached_block(name_of(x)) for x in "ab"] == [None, None]
+    done = pool.reset_prefix_cache()
+    assert done is True, f"When nothing is held, reset_prefix_cache() must return True; got {done!r}."
+    found = [pool.get_cached_block(name_of(x)) for x in "ab"]
+    assert found == [None, None], f"After a reset no name leads anywhere: expected [None, None], got {found}."
     assert not any(block.reused for block in pool.blocks), "Reuse is forgotten with the content."
     blocks = pool.get_new_blocks(2)
     pool.cache_full_blocks(blocks, [name_of("c"), name_of("d")])
@@ -188,7 +234,8 @@ def test_reset_forgets_everything_but_only_while_nothing_is_held():
     for group, block in enumerate(held):
         two.cache_full_blocks([block], [name_of("a")], group)
     two.free_blocks(held)
-    assert two.reset_prefix_cache() is True
+    done = two.reset_prefix_cache()
+    assert done is True, f"Nothing is held: reset_prefix_cache() must return True; got {done!r}."
     left = [group for group in (0, 1) if two.get_cached_block(name_of("a"), group)]
     assert not left, f"Reset forgets the names of every group; those of group {left} still lead somewhere."
 
@@ -202,12 +249,17 @@ def test_a_log_and_other_orders_of_eviction_are_told_what_happens():
     pool.free_blocks([a, b])
     pool.touch([a])
     assert (a.reused, b.reused) == (True, False), (
-        "touch() is a prefix hit: it marks the block as reused, for eviction orders that favour such content."
+        "touch() is a prefix hit: it marks the block as reused, for eviction orders that favour such "
+        "content. Expected reused True for the block that was touched and False for the other, got "
+        f"{a.reused} and {b.reused}."
     )
     pool.touch([a])
     pool.free_blocks([a])  # somebody still holds it: not freed yet
     pool.free_blocks([a])
-    assert pool.get_new_blocks(2) == [b, a], "With the segmented queue the block found again goes last."
+    got, expected = ids(pool.get_new_blocks(2)), ids([b, a])
+    assert got == expected, (
+        f"With the segmented queue the block found again goes last: expected {expected}, got {got}."
+    )
     assert (pool.log.freed, pool.log.evicted) == (ids([a, b, a]), ids([b, a])), (
         f"The log must have seen freed={ids([a, b, a])} and evicted={ids([b, a])}, it has {pool.log}."
     )
@@ -233,8 +285,8 @@ class PoolMachine(RuleBasedStateMachine):
         free = [i for i, refs in self.refs.items() if refs == 0]
         self.done.append(f"get_new_blocks({count})")
         if count > len(free):
-            with pytest.raises(RuntimeError):
-                self.pool.get_new_blocks(count)
+            rule = f"get_new_blocks({count}) with {len(free)} free must raise RuntimeError."
+            refuses(RuntimeError, lambda: self.pool.get_new_blocks(count), self.say(rule))
             return
         anonymous = {i for i in free if i not in self.names}
         got = ids(self.pool.get_new_blocks(count))
@@ -284,7 +336,8 @@ class PoolMachine(RuleBasedStateMachine):
     def reset(self):
         idle = not any(self.refs.values())
         self.done.append("reset_prefix_cache()")
-        assert self.pool.reset_prefix_cache() is idle
+        done = self.pool.reset_prefix_cache()
+        assert done is idle, self.say(f"reset_prefix_cache() must return {idle}, it returned {done!r}")
         if idle:
             self.names, self.named_free = {}, []
 
@@ -301,7 +354,9 @@ class PoolMachine(RuleBasedStateMachine):
                 "free queue"
             )
             named = block_id in self.names
-            assert (block.block_hash is not None) == named, self.say(f"block {block_id}: {block}")
+            assert (block.block_hash is not None) == named, self.say(
+                f"block {block_id} must {'have its' if named else 'have no'} name, it is {block}"
+            )
         for group in (0, 1):
             for content in range(4):
                 found = self.pool.get_cached_block(name_of(content), group)
@@ -331,11 +386,14 @@ def test_any_life_of_a_pool_keeps_blocks_queue_and_names_in_agreement():
 def test_the_whole_manager_runs_on_it(monkeypatch):
     monkeypatch.setattr("learnvllm.kv_cache.coordinator.BlockPool", BlockPool)
     manager = make_manager(num_blocks=8)
-    assert isinstance(manager.block_pool, BlockPool)
+    assert isinstance(manager.block_pool, BlockPool), (
+        f"The manager must run on your BlockPool, it has a {type(manager.block_pool).__module__} one."
+    )
     prompt = list(range(17))
-    assert serve(manager, "a", prompt) == 0
-    assert serve(manager, "b", prompt) == 16, (
-        "Four full blocks of 4 are found again, the last token is computed."
+    found = [serve(manager, name, prompt) for name in "ab"]
+    assert found == [0, 16], (
+        "A prompt of 17 tokens twice: at first nothing is found, then four full blocks of 4, and the last "
+        f"token is computed: expected [0, 16] tokens, found were {found}."
     )
     serve(manager, "c", range(100, 120))
     found = serve(manager, "d", prompt)

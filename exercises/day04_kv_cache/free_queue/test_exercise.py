@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.day04 import CONCEPTS
+from support.refusal import refuses
 
 from learnvllm.kv_cache.block_pool import KVCacheBlock
 from learnvllm.study.subject import load_subject
@@ -58,16 +59,7 @@ def check_outside(block, queue, did):
     """A block that left shows it, so that nobody has to search for it."""
     assert block.prev_free is None, f"After {did} the block still has prev_free = {block.prev_free}."
     assert block.next_free is None, f"After {did} the block still has next_free = {block.next_free}."
-    assert block not in queue
-
-
-def refuses(error, call, rule):
-    """`call` raises `error`; what it does instead is said."""
-    try:
-        given_back = call()
-    except error:
-        return
-    pytest.fail(f"{rule} Nothing was raised, and {given_back} was returned.")
+    assert block not in queue, f"After {did} block {block.block_id} is still said to be `in` the queue."
 
 
 @pytest.mark.points(1)
@@ -134,7 +126,7 @@ def test_a_mistake_is_refused_and_changes_nothing(count, data):
         f"{did}: block {block.block_id} is {where}, so this must raise RuntimeError.",
     )
     check_holds(queue, blocks, f"a refused {did}")
-    assert outside not in queue
+    assert outside not in queue, f"After a refused {did} block 9, which never was in the queue, is `in` it."
 
 
 @pytest.mark.points(2)
