@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.day04 import CONCEPTS, make_manager, make_request, table
+from support.refusal import refuses
 
 from learnvllm.kv_cache.block_pool import BlockPool
 from learnvllm.kv_cache.single_type_manager import FullAttentionManager
@@ -43,7 +44,11 @@ def compute(manager, request, chunks):
     request.num_computed_tokens = 0
     for number, chunk in enumerate(chunks):
         first = (blocks, num_hit) if number == 0 else (None, 0)
-        assert manager.allocate_slots(request, chunk, *first) is not None
+        blocks_added = manager.allocate_slots(request, chunk, *first)
+        assert blocks_added is not None, (
+            f"Request {request.request_id!r} was refused room for {chunk} tokens (chunks {chunks}), with "
+            f"{manager.block_pool.get_num_free_blocks()} blocks free."
+        )
         request.num_computed_tokens += chunk + first[1]
 
 
@@ -122,8 +127,10 @@ def test_admission_counts_hits_that_nobody_holds():
         "The same hits, now in the free queue: using them takes 3 from what is free, and 2 more. 5, not "
         f"{idle}."
     )
-    assert manager.get_num_blocks_outstanding("b", 17, hits) == 5
-    assert pool.get_num_free_blocks() == 5, "Counting takes nothing."
+    outstanding = manager.get_num_blocks_outstanding("b", 17, hits)
+    assert outstanding == 5, f"Asked for what is still to take, it is the same 5, not {outstanding}."
+    free = pool.get_num_free_blocks()
+    assert free == 5, f"Counting takes nothing: 5 blocks must still be free, not {free}."
 
 
 @pytest.mark.points(1)
@@ -136,10 +143,17 @@ def test_tables_belong_to_one_request_each():
     a, b = ([block.block_id for block in manager.req_to_blocks[name]] for name in "ab")
     assert len(a) == len(b) == 2, f"5 tokens in blocks of 4 are 2 blocks each; the tables are {a} and {b}."
     assert not set(a) & set(b), f"Two requests with nothing in common got the tables {a} and {b}."
-    assert nothing == [], "The list of hits belongs to the caller: a table is a list of its own."
-    with pytest.raises(RuntimeError):
-        manager.allocate_new_computed_blocks("a", [])
-    assert pool.get_num_free_blocks() == 15
+    assert nothing == [], (
+        "The list of hits belongs to the caller, and a table is a list of its own: the list must still be "
+        f"empty, it has {len(nothing)} blocks."
+    )
+    refuses(
+        RuntimeError,
+        lambda: manager.allocate_new_computed_blocks("a", []),
+        "allocate_new_computed_blocks('a', []), when 'a' has a table already, must raise RuntimeError.",
+    )
+    free = pool.get_num_free_blocks()
+    assert free == 15, f"Two tables of 2 blocks out of 19: 15 are free, not {free}."
 
 
 @pytest.mark.points(2)
@@ -154,7 +168,10 @@ def test_sharing_and_freeing_leave_the_pool_whole(engine):
     for request in (*requests, *requests):
         manager.free(request)
     manager.check_invariants([])
-    assert manager.usage == 0, "Freeing a request twice is harmless; afterwards every block is free."
+    assert manager.usage == 0, (
+        f"Freeing a request twice is harmless; afterwards every block is free: usage 0, not "
+        f"{manager.usage:.2f}."
+    )
     queue = [block.block_id for block in manager.block_pool.free_block_queue if block.block_hash]
     assert queue == [a[1], a[0]], (
         f"The end of a prompt is freed first and so evicted first: the queue must end with {[a[1], a[0]]}, "

@@ -12,6 +12,7 @@ from hypothesis.stateful import (
 )
 from support.day04 import CONCEPTS, CheckedMemory, admit, make_request, table
 from support.day04 import make_manager as make
+from support.refusal import refuses
 
 from learnvllm.study.subject import load_subject
 
@@ -45,6 +46,12 @@ def snapshot(manager):
     )
 
 
+def difference(before, after):
+    """The parts of two snapshots that are not the same."""
+    parts = ("(block, ref_count, name)", "free queue", "tables")
+    return "; ".join(f"{part}: {a} became {b}" for part, a, b in zip(parts, before, after) if a != b)
+
+
 @pytest.mark.points(1)
 def test_the_longest_run_of_whole_blocks_is_found():
     manager = make_manager()
@@ -54,7 +61,8 @@ def test_the_longest_run_of_whole_blocks_is_found():
         "7 equal tokens and blocks of 4: one block, 4 tokens, is shared; the rest of the second would be "
         f"another request's. Got {hit(manager, seven_equal)}. {READ}"
     )
-    assert hit(manager, make_request("c", [9, *range(10)])) == 0, "A shifted prompt has no block in common."
+    shifted = hit(manager, make_request("c", [9, *range(10)]))
+    assert shifted == 0, f"A shifted prompt has no block in common: expected 0 tokens, found {shifted}."
 
 
 @pytest.mark.points(2)
@@ -71,7 +79,10 @@ def test_at_least_one_token_is_left_to_compute(block_size):
         f"must be computed, for its logits choose the next one. So the hit is {block_size} tokens, not "
         f"{found}. {READ}"
     )
-    assert admit(manager, again) == block_size
+    taken = admit(manager, again)
+    assert taken == block_size, (
+        f"When it is admitted, the same hit of {block_size} tokens is found again, not {taken}."
+    )
 
 
 @pytest.mark.points(1)
@@ -85,7 +96,8 @@ def test_who_needs_all_logits_takes_nothing_from_the_cache():
     )
     off = make_manager(enable_caching=False)
     admit(off, make_request("a", range(9)))
-    assert hit(off, make_request("b", range(9))) == 0, "With prefix caching off nothing is found."
+    found = hit(off, make_request("b", range(9)))
+    assert found == 0, f"With prefix caching off nothing is found: expected 0 tokens, found {found}."
 
 
 @pytest.mark.points(1)
@@ -97,7 +109,8 @@ def test_looking_reserves_nothing():
     before = snapshot(manager)
     hit(manager, make_request("b", range(9)))
     assert snapshot(manager) == before, (
-        "get_computed_blocks only looks. References are taken by allocate_slots."
+        "get_computed_blocks only looks. References are taken by allocate_slots. What changed: "
+        f"{difference(before, snapshot(manager))}."
     )
 
 
@@ -112,7 +125,8 @@ def test_equal_prompts_of_one_step_share():
         f"tokens, not {found}. Blocks get their names when they are allocated; that is safe because in every "
         f"layer all writes of a step come before its reads. Read {CONCEPTS}#names."
     )
-    assert table(manager, first)[:2] == table(manager, second)[:2]
+    one, other = table(manager, first), table(manager, second)
+    assert one[:2] == other[:2], f"Both begin with the same two blocks; the tables are {one} and {other}."
     manager.check_invariants([first, second])
 
 
@@ -125,16 +139,17 @@ def test_a_refusal_changes_nothing():
     admit(manager, first)
     longer = make_request("b", [*range(50, 58), *range(12)])
     blocks, num_hit = manager.get_computed_blocks(longer)
-    assert num_hit == 8
+    assert num_hit == 8, f"Its first 8 tokens, 2 blocks of 4, are cached; the hit is {num_hit} tokens."
     before = snapshot(manager)
     assert manager.allocate_slots(longer, 12, blocks, num_hit) is None, (
         "5 blocks, 2 in use; a request with a hit of 2 (which stand in the free queue) and 3 to add needs 5."
     )
     assert snapshot(manager) == before, (
         "allocate_slots returned None but left something behind (references of the hit, a table, or names of "
-        f"blocks that nobody will compute). Whoever finds such a name reads memory nobody wrote. {READ}"
+        "blocks that nobody will compute). Whoever finds such a name reads memory nobody wrote. What "
+        f"changed: {difference(before, snapshot(manager))}. {READ}"
     )
-    assert not manager.has_blocks("b")
+    assert not manager.has_blocks("b"), "'b' was refused, and still has a table of blocks."
     manager.check_invariants([first])
 
 
@@ -150,7 +165,8 @@ def test_a_hit_in_the_free_queue_is_not_free_for_others():
         "3 blocks, all free, all of them the hit: the request needs them and one more, 4 in all. The free "
         "count includes the hit, so the need must include it too: pass the hits on when you count."
     )
-    assert manager.block_pool.get_num_free_blocks() == 3
+    free = manager.block_pool.get_num_free_blocks()
+    assert free == 3, f"It was refused, so all 3 blocks must still be free, not {free}."
 
 
 @pytest.mark.points(2)
@@ -160,7 +176,9 @@ def test_reserved_blocks_bind_only_who_takes_blocks():
     assert manager.allocate_slots(request, 7, num_reserved_blocks=3) is None, (
         "4 free, 3 reserved for others: a request that needs 2 must wait."
     )
-    assert manager.allocate_slots(request, 7, num_reserved_blocks=2) is not None
+    assert manager.allocate_slots(request, 7, num_reserved_blocks=2) is not None, (
+        "4 free, 2 reserved for others: a request that needs 2 can have them, and was refused."
+    )
     request.num_computed_tokens = 7
     request.append_output_token_ids([7])
     got = manager.allocate_slots(request, 1, num_reserved_blocks=4)
@@ -185,12 +203,16 @@ def test_a_first_chunk_waits_when_the_rest_would_not_fit():
         "chunk must wait, or it is computed, preempted and computed again."
     )
     added = manager.allocate_slots(request, 4)
-    assert added is not None
-    assert [len(group) for group in added.blocks] == [1], (
-        "Only the chunk's own block is taken, not the whole prompt's."
+    assert added is not None, "A chunk of 4 tokens needs 1 block, 3 are free, and it was refused."
+    got = [len(group) for group in added.blocks]
+    assert got == [1], (
+        f"Only the chunk's own block is taken, not the whole prompt's: 1 block in the one group, not {got}."
     )
-    with pytest.raises(ValueError):
-        manager.allocate_slots(request, 0)
+    refuses(
+        ValueError,
+        lambda: manager.allocate_slots(request, 0),
+        "allocate_slots(request, 0) asks for room for no token and must raise ValueError.",
+    )
 
 
 @pytest.mark.points(1)
@@ -237,7 +259,10 @@ class ManagerMachine(RuleBasedStateMachine):
             request, min(chunk, length - num_hit), blocks, num_hit, full_sequence_must_fit=must_fit
         )
         if added is None:
-            assert pool.get_num_free_blocks() == free
+            left = pool.get_num_free_blocks()
+            assert left == free, (
+                f"allocate_slots refused, so {free} blocks must still be free, not {left}. {READ}"
+            )
             return
         request.num_computed_tokens = num_hit
         self.running.append(request)
