@@ -38,6 +38,14 @@ def span(row):
     return round(row["ts"]), round(row["ts"] + row["dur"])
 
 
+def spans_of_requests(rows):
+    """Begin and end of every slice of a request, by its id."""
+    tracks, spans = names_of_tracks(rows), {}
+    for row in slices(rows, "prefill", "decode"):
+        spans.setdefault(tracks[row["tid"]].removeprefix("request "), []).append(span(row))
+    return spans
+
+
 TWO = [
     event(
         4,
@@ -207,7 +215,36 @@ def test_no_events_make_an_empty_trace():
     )
 
 
-@pytest.mark.points(3)
+@pytest.mark.points(1)
+def test_a_request_is_drawn_until_its_step_ends():
+    """The second step begins before the first has ended; the third is short, the fourth comes late."""
+    short = {"schedule": 0.001, "execute": 0.002, "update": 0.001}
+    got = spans_of_requests(
+        draw(
+            [
+                event(0, 5.0, share("a", 8, 0, 8), share("b", 3, 0, 3)),
+                event(1, 5.004, share("a", 1, 8, 8)),
+                event(2, 5.015, share("a", 1, 9, 8), phases=short),
+                event(3, 5.030, share("a", 1, 10, 8), share("b", 1, 3, 3)),
+            ]
+        )
+    )
+    expected = {
+        "a": [(0, 10_000), (10_000, 14_000), (15_000, 19_000), (30_000, 40_000)],
+        "b": [(0, 10_000), (30_000, 40_000)],
+    }
+    assert got == expected, lesson(
+        "A request's slice begins with its step, or where its slice before ends if that is later, and lasts "
+        "until its step ends: then its tokens are there.",
+        case="(begin, end) in µs. Steps last 0 to 10,000, 4,000 to 14,000 (a alone), 15,000 to 19,000 (a "
+        "alone) and 30,000 to 40,000",
+        expected=expected,
+        got=got,
+        read="step-events",
+    )
+
+
+@pytest.mark.points(2)
 @given(histories())
 def test_slices_of_a_track_never_cross(events):
     """With steps in flight the second begins before the first has ended."""

@@ -26,7 +26,7 @@ def ids_of(tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-@pytest.mark.points(3)
+@pytest.mark.points(2)
 @TOKENIZERS
 @given(text=st.text(max_size=20), prompt=st.text(max_size=6))
 @example(text=" the world", prompt="")
@@ -159,6 +159,35 @@ def test_invalid_bytes_swallow_no_words(token_ids) -> None:
         case=f"tokens {token_ids}",
         expected=repr(expected),
         got=repr(got),
+        read=READ,
+    )
+
+
+@pytest.mark.points(1)
+def test_an_error_that_it_cannot_mend_is_not_hidden(monkeypatch) -> None:
+    """The library raises bare Exception, so the message must tell. Without the stream nothing is raised."""
+    raised = []
+
+    class FailingStream:
+        def __init__(self, *args, **kwargs) -> None: ...
+
+        def step(self, tokenizer, token_id) -> str:
+            raised.append(token_id)
+            raise Exception("the vocabulary is gone")
+
+    monkeypatch.setattr("tokenizers.decoders.DecodeStream", FailingStream)
+    monkeypatch.setattr(subject, "DecodeStream", FailingStream, raising=False)
+    prompt, (token_id,) = ids_of(BYTES, "a"), ids_of(BYTES, "b")
+    try:
+        got = repr(TokenStream(BYTES, prompt, True).push(token_id))
+    except Exception as error:
+        got = str(error)
+    assert not raised or got == "the vocabulary is gone", lesson(
+        'Only an error that begins with "Invalid prefix" says that decoding changed text given out before. '
+        "Any other is a fault that somebody must see: raise it again.",
+        case='self._stream.step() raises Exception("the vocabulary is gone")',
+        expected="push raises the same",
+        got=f"push returned {got}" if got.startswith(("'", '"')) else f"push raised {got}",
         read=READ,
     )
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.day03 import finish, simulation
 from support.refusal import refuses
+from support.work import lines_executed
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
@@ -56,7 +57,7 @@ operations = st.lists(
 )
 
 
-@pytest.mark.points(3)
+@pytest.mark.points(2)
 @given(operations=operations)
 def test_it_keeps_the_contract_of_a_queue(operations):
     queue, waiting, popped, returned, now = Queue(), [], [], [], 0.0
@@ -144,6 +145,50 @@ def test_equals_keep_their_order():
     assert names(queue) == ["r3", "r1", "r2"], (
         "Three requests of one length that came at one time stay in the order in which they were added: "
         f"expected ['r3', 'r1', 'r2'], got {names(queue)}."
+    )
+
+
+class CountingTime(float):
+    """A time of arrival; counts how often it, or a turn made of it, is compared with others."""
+
+    comparisons = 0
+
+    def __add__(self, other):
+        return CountingTime(float(self) + float(other))
+
+    __radd__ = __add__
+
+    def __lt__(self, other):
+        CountingTime.comparisons += 1
+        return float(self) < float(other)
+
+    def __eq__(self, other):
+        CountingTime.comparisons += 1
+        return float(self) == float(other)
+
+    __hash__ = float.__hash__
+
+
+@pytest.mark.points(1)
+def test_nobody_walks_through_the_queue_to_enter_or_leave_it():
+    queue, waiting = Queue(), 1000
+    requests = [make_request(n, n * 37 % 101 + 1, CountingTime(n)) for n in range(waiting)]
+
+    def come_and_go():
+        for request in requests:
+            queue.add_request(request)
+        for request in requests[::-1]:
+            queue.remove_request(request)
+
+    CountingTime.comparisons = 0
+    lines = lines_executed(subject.__file__, come_and_go)
+    work, allowed = lines + CountingTime.comparisons, 100 * waiting
+    assert work <= allowed, (
+        f"{waiting:,} requests came, and all clients hung up, the last to come first: {lines:,} lines of "
+        f"your code and {CountingTime.comparisons:,} comparisons of turns; {allowed:,} together are allowed, "
+        "100 for each request. Whoever sorts everything at each arrival, or searches from the front, needs "
+        f"about {waiting * waiting // 2:,}, while everybody waits for the next step. In a sorted list, "
+        "bisect finds a place in ten comparisons."
     )
 
 
