@@ -32,6 +32,7 @@ MAX_PARTS = 5
 """Shown of one exercise in the banner."""
 
 _finder: OverlayFinder | None = None
+_say_turns = False
 active: list[Plan] = []
 """What this process runs of the learner's."""
 
@@ -70,10 +71,13 @@ def activate(words: Iterable[str], *, shadow: bool = False) -> str:
     os.environ[OVERLAY] = ",".join(plan.exercise.id for plan in selection.plans)
     if shadow:
         os.environ[SHADOW] = "1"
-    _install(selection.plans)
-    for plan in selection.plans:  # what is wrong with a file: better now than from a process started later
-        if not plan.exercise.module.startswith(_HEAVY):
-            importlib.import_module(plan.exercise.module)
+    with _saying_whose_turn_it_is():
+        _install(selection.plans)
+        for (
+            plan
+        ) in selection.plans:  # what is wrong with a file: better now than from a process started later
+            if not plan.exercise.module.startswith(_HEAVY):
+                importlib.import_module(plan.exercise.module)
     return _banner(selection, shadow)
 
 
@@ -131,10 +135,25 @@ def _make_importable(plan: Plan) -> None:
 
 
 def _apply(plan: Plan, reference: ModuleType) -> None:
+    if _say_turns:
+        print(f" {plan.exercise.name}", end="", file=sys.stderr, flush=True)
     apply_plan(reference, import_exercise(plan.exercise.module_name), plan)
 
 
 # --------------------------------------------------------------------------------------------------- saying
+
+
+@contextmanager
+def _saying_whose_turn_it_is() -> Iterator[None]:
+    """A line of the names, each before its file is executed: who never comes back stands last in it."""
+    global _say_turns
+    print("Importing your code:", end="", file=sys.stderr, flush=True)
+    _say_turns = True
+    try:
+        yield
+    finally:
+        _say_turns = False
+        print(file=sys.stderr, flush=True)
 
 
 def _banner(selection: Selection, shadow: bool) -> str:

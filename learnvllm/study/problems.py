@@ -57,13 +57,19 @@ def of_files(exercise: Exercise, path: Path) -> str | None:
     for file in (path, exercise.test_path, *shared):
         if file.is_file():
             continue
-        way = f"`learnvllm reset {exercise.id}`" if file == exercise.path else f"`git checkout -- {file}`"
+        restored = f"{_restoring(exercise, file)} brings back the original."
+        if file == path != exercise.path:  # not one of ours: nothing brings it back
+            restored = "Name the file that is to be graded."
         if os.path.lexists(file):
-            return f"{file.name} in {file.parent} is {_kind(file)}, no file. {way} brings back the original."
+            return f"{file.name} in {file.parent} is {_kind(file)}, no file. {restored}"
         others = sorted(other.name for other in exercise.folder.glob("*.py") if other != exercise.test_path)
         seen = f" (there is {', '.join(others)}: rename it back?)" if others and file == exercise.path else ""
-        return f"{file.name} is missing from {file.parent}{seen}. {way} brings back the original."
+        return f"{file.name} is missing from {file.parent}{seen}. {restored}"
     return None
+
+
+def _restoring(exercise: Exercise, file: Path) -> str:
+    return f"`learnvllm reset {exercise.id}`" if file == exercise.path else f"`git checkout -- {file}`"
 
 
 def _kind(path: Path) -> str:

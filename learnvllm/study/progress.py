@@ -129,16 +129,18 @@ class Progress:
                 records[key] = msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
                 said, _, where = str(error).partition(" - at `$")
-                field = re.split(r"[.`\[]", where.lstrip("."))[0]
-                raise self._error(f"{name}.{key}.{field}: {said}", key, field) from None
+                path: list[str] = _spell_out(where, value, kind)
+                raise self._error(
+                    f"{'.'.join((name, key, *path))}: {said}", key, *(path[:2] or [key])
+                ) from None
             for field in kind.__struct_fields__:  # nan and inf are numbers to TOML, and none to JSON
                 number = getattr(records[key], field)
                 if isinstance(number, float) and not math.isfinite(number):
                     raise self._error(f"{name}.{key}.{field}: {number} is no number", key, field)
         return records
 
-    def _error(self, said: str, table: str, field: str) -> StudyError:
-        line = _find_line(self._text, table, field)
+    def _error(self, said: str, table: str, *fields: str) -> StudyError:
+        line = max(_find_line(self._text, table, field) for field in fields or ("",))
         return StudyError(
             f"{files.shown(self._path)}, line {line}: {said}. Nothing was changed. Correct the line, "
             "or move the file away to start anew."
@@ -146,6 +148,19 @@ class Progress:
 
 
 _Record = TypeVar("_Record", ExerciseRecord, QuizRecord, Benchmark)
+
+
+def _spell_out(where: str, value: dict[str, Any], kind: type[msgspec.Struct]) -> list[str]:
+    """The fields on the way to what is wrong, outermost first. msgspec names no key of a table: find it."""
+    fields = re.findall(r"\w+|\[\.\.\.\]", where)
+    if fields[1:2] == ["[...]"] and isinstance(table := value[fields[0]], dict):
+        for key, item in table.items():
+            try:
+                msgspec.convert({fields[0]: {key: item}}, kind)
+            except msgspec.ValidationError:
+                fields[1] = key
+                break
+    return [field for field in fields if field != "[...]"]
 
 
 def _merge(old: dict[str, Any], record: msgspec.Struct) -> dict[str, Any]:
@@ -197,7 +212,7 @@ def load_progress() -> Progress:
             "or move the file away to start anew."
         ) from None
     version = document.get("version", VERSION)
-    if not isinstance(version, int) or version > VERSION:
+    if type(version) is not int or version > VERSION:  # true is an int, too
         raise StudyError(
             f"{files.shown(path)}, line {_find_line(text, '', 'version')}: it was written by another "
             f"learnvllm (version = {version!r}; this one knows {VERSION}). Nothing was changed. Update "

@@ -65,7 +65,7 @@ class StudyApp(App[None]):
     def __init__(self, start: str | None = None) -> None:
         super().__init__()
         self.course: Course = course()
-        self.exercise: Exercise | None = find_exercise(start) if start else self._following()
+        self.exercise: Exercise | None = find_exercise(start) if start is not None else self._following()
         self.grading = False
         """A check runs; there is one at a time."""
         self._saved_meanwhile = False

@@ -323,6 +323,11 @@ def test_a_renamed_file_is_named(free_queue: Exercise) -> None:
     assert "learnvllm reset kv_cache.free_queue" in problem
 
 
+def test_a_missing_file_of_somebody_s_is_not_to_be_brought_back(free_queue: Exercise, tmp_path: Path) -> None:
+    problem = grade(free_queue, tmp_path / "my.py").problem
+    assert problem == f"my.py is missing from {tmp_path}. Name the file that is to be graded."
+
+
 def test_a_file_that_may_not_be_read_is_named(free_queue: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Path.read_bytes
 

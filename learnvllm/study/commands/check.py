@@ -56,7 +56,7 @@ def _seconds(text: str) -> float:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    exercise = find_exercise(args.exercise) if args.exercise else next_exercise()
+    exercise = find_exercise(args.exercise) if args.exercise is not None else next_exercise()
     if exercise is None:
         return _all_done(args.json)
     if args.watch:

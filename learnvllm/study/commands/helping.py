@@ -22,7 +22,7 @@ def configure_hint(parser: argparse.ArgumentParser) -> None:
 
 
 def run_hint(args: argparse.Namespace) -> int:
-    exercise = find_exercise(args.exercise) if args.exercise else next_exercise()
+    exercise = find_exercise(args.exercise) if args.exercise is not None else next_exercise()
     if exercise is None:
         raise StudyError("Every exercise has passed: name one to see its hints.")
     record = progress.load_progress().of(exercise.id)
@@ -141,7 +141,7 @@ def configure_update(parser: argparse.ArgumentParser) -> None:
 
 
 def run_update(args: argparse.Namespace) -> int:
-    exercises = [find_exercise(args.exercise)] if args.exercise else usable_exercises()
+    exercises = [find_exercise(args.exercise)] if args.exercise is not None else usable_exercises()
     if args.resolved:
         if not args.exercise:
             raise StudyError("--resolved needs the exercise's ID.")

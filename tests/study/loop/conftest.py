@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class Shell:
 
     def __call__(self, line: str, stdin: str = "") -> int:
         self.monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-        code = cli.main(line.split())
+        code = cli.main(shlex.split(line))
         self.out, self.err = self.capsys.readouterr()
         return code
 

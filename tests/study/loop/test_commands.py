@@ -177,7 +177,7 @@ def test_a_state_file_from_the_future_does_not_stop_grading(
 @pytest.mark.parametrize(
     "line",
     ["check nosuch", "hint nosuch", "solution nosuch", "reset nosuch", "update nosuch", "day 12", "quiz 1",
-     "notebook 7", "update --resolved", "study", "journal nonsense"],
+     "notebook 7", "update --resolved", "study", "journal nonsense", "check ''", "hint ''", "update ''"],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_2(line: str, exercises: Path, shell: Shell, tmp_path: Path,
                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

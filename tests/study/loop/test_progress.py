@@ -121,12 +121,20 @@ def test_what_is_unknown_is_kept(home: Path, tiny: Exercise, graded: dict[str, A
     [
         ("version = 1\n[exercises.x\n", 2, "]"),
         ("version = 1\n\n[exercises.x]\nhints = 1\nattempts = 'many'\n", 5, "attempts"),
-        ("version = 1\n[exercises]\nx = 3\n", 2, "x"),
+        ("version = 1\n[exercises]\nx = 3\n", 3, "exercises.x: Expected `object`, got `int`"),
         ("exercises = 3\n", 1, "exercises"),
         ("# mine\nversion = 2\n", 2, "version = 2"),
         ("version = 'new'\n", 1, "version"),
+        ("version = true\n", 1, "version = True"),
         (b"version = 1\n# \xff\n", 2, "UTF-8"),
-        ("version = 1\n[quizzes.day01.answers]\nq = 3\n", 2, "day01"),
+        ("version = 1\n[quizzes.day01.answers]\nq = 3\n", 3, "quizzes.day01.answers.q: Expected `object`"),
+        (
+            "[quizzes.day01.answers]\n"
+            "q1 = { right = true, given = 'a', at = 2026-11-01T10:00:00Z }\n"
+            "q2 = { right = 'yes', given = 'b', at = 2026-11-01T10:00:00Z }\n",
+            3,
+            "quizzes.day01.answers.q2.right: Expected `bool`, got `str`",
+        ),
         ("version = 1\ntext = '''never\nends\n", 3, ""),
     ],
 )

@@ -172,3 +172,16 @@ def test_a_stand_in_is_only_for_what_runs_at_once() -> None:
 def test_without_the_variable_nothing_is_loaded(learner: Learner) -> None:
     code = "import sys, learnvllm; print([m for m in sys.modules if m.startswith('learnvllm.')])"
     assert learner.python(code).strip() == "[]"
+
+
+def test_a_file_that_ends_the_process_stands_last_in_what_was_told(learner: Learner) -> None:
+    """One that never ends looks the same, until somebody stops it."""
+    learner.solve("free_queue")
+    learner.solve("preemption", ("import bisect\n", "import bisect\nimport os\n\nos._exit(4)\n"))
+    done = learner.cli("generate", "--model", "none", "--mine", "free_queue,preemption", "Hello")
+    assert done.returncode == 4
+    assert done.stderr.startswith("Importing your code: "), done.stderr
+    assert done.stderr.endswith(" preemption"), done.stderr
+    learner.solve("preemption")
+    done = learner.cli("generate", "--model", "none", "--mine", "free_queue,preemption", "Hello")
+    assert "Importing your code: free_queue preemption\nYour code runs" in done.stderr
