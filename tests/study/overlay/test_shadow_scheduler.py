@@ -53,6 +53,8 @@ UNSEEN: dict[str, set[str]] = {
     "shortest_first": {
         "preempted-in-the-wrong-order",
         "equals-by-name",
+        "sorts-everything-at-each-arrival",
+        "searches-from-the-front",
     },
     "free_queue": {
         "only one pointer is cleared",
@@ -84,6 +86,7 @@ UNSEEN: dict[str, set[str]] = {
         "a negative number of tokens",
         "a gap does not matter",
         "a block too many is demanded",
+        "walks over what left earlier",
     },
     "hybrid_hit": {
         "only the neighbours agree",
@@ -107,6 +110,8 @@ UNSEEN: dict[str, set[str]] = {
     "preemption": {
         "no event",
         "not in the statistics",
+        "the last token of the budget is left",
+        "prompt log-probabilities start over",
     },
 }
 """Wrong versions that decide as the reference does in this traffic: slower ones, and those that only misuse
