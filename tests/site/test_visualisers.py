@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 
 DOCS = ROOT / "docs"
 KINDS = ("scheduler", "blocks", "loop", "request")
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
+PAGE = """<!doctype html><html lang="{lang}"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,"><link rel="stylesheet" href="{base}/css/visualiser.css">
 <body data-md-color-scheme="{scheme}"><h1>A page</h1>
@@ -39,10 +39,15 @@ def figure(browser: Any, tmp_path: Path) -> Iterator[Open]:
     contexts = []
 
     def open_figure(
-        kind: str, address: str = "", width: int = 1000, scheme: str = "default", number: int = 1
+        kind: str,
+        address: str = "",
+        width: int = 1000,
+        scheme: str = "default",
+        number: int = 1,
+        lang: str = "en",
     ) -> Any:
         page = tmp_path / f"{kind}.html"
-        html = PAGE.format(base=(DOCS / "assets").as_uri(), kind=kind, scheme=scheme)
+        html = PAGE.format(base=(DOCS / "assets").as_uri(), kind=kind, scheme=scheme, lang=lang)
         before, line, after = html.partition(next(x for x in html.splitlines() if "data-src" in x))
         page.write_text(before + line * number + after, "utf-8")
         context = browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce")
@@ -92,6 +97,40 @@ def test_at_390_pixels_nothing_hangs_over(figure: Open, kind: str, scheme: str) 
     for key in ("Home", "ArrowRight", "End"):
         tab.locator(".lv").press(key)
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_nothing_shows_below_the_names_of_scrolled_lanes(figure: Open) -> None:
+    tab = figure("loop", "?loop=sync&loop-step=14", width=390)
+    assert tab.evaluate("document.querySelector('.lv-timeline-box').scrollLeft") > 40
+    seen = tab.evaluate(
+        """() => {
+            const names = [...document.querySelectorAll('.lv-lane-name')], found = new Set();
+            names[0].scrollIntoView();
+            scrollBy(0, -200);
+            const {left, right, top} = names[0].getBoundingClientRect();
+            const {bottom} = names.at(-1).getBoundingClientRect();
+            for (let y = top - 3; y < bottom; y += 1)
+                for (let x = left + 1; x < right; x += 1)
+                    found.add(document.elementFromPoint(x, y).className);
+            return [...found];
+        }"""
+    )
+    assert not [name for name in seen if name.startswith(("lv-tick", "lv-span", "lv-now", "lv-time "))], seen
+
+
+def test_on_a_chinese_page_the_life_of_a_request_is_told_in_chinese(figure: Open) -> None:
+    tab = figure("request", "?request-predict=1", lang="zh")
+    tab.click("summary")
+    tab.click("button[aria-label='下一步']")
+    tab.click(".lv-skip")
+    tab.uncheck(".lv-check input")
+    for _ in range(counter(tab)[1]):
+        english = tab.evaluate(
+            """() => document.querySelector('.lv').innerText.replace(/“.*?”/gs, '').split('\\n')
+                .filter(line => /[a-z]+ [a-z]+ [a-z]+/.test(line))"""
+        )
+        assert [line for line in english if "capital" not in line] == []
+        tab.locator(".lv").press("ArrowRight")
 
 
 def test_keys_step_jump_and_play(figure: Open) -> None:
@@ -201,7 +240,9 @@ def test_from_a_server_the_recording_is_fetched_and_the_address_kept(browser: An
                 self.send_response(200)
                 self.send_header("Content-Type", "text/html")
                 self.end_headers()
-                self.wfile.write(PAGE.format(base="/assets", kind="loop", scheme="default").encode())
+                self.wfile.write(
+                    PAGE.format(base="/assets", kind="loop", scheme="default", lang="en").encode()
+                )
             else:
                 super().do_GET()
 
@@ -227,7 +268,7 @@ def test_from_a_server_the_recording_is_fetched_and_the_address_kept(browser: An
 
 def test_a_recording_that_is_missing_is_said_in_place_of_the_figure(browser: Any, tmp_path: Path) -> None:
     page = tmp_path / "broken.html"
-    html = PAGE.format(base=(DOCS / "assets").as_uri(), kind="loop", scheme="default")
+    html = PAGE.format(base=(DOCS / "assets").as_uri(), kind="loop", scheme="default", lang="en")
     page.write_text(html.replace("traces/loop.json", "traces/none.json"), "utf-8")
     tab = browser.new_page()
     tab.goto(page.as_uri())

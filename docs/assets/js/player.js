@@ -98,7 +98,17 @@
   }
 
   function count(number, noun, plural = `${noun}s`) {
-    return `${number} ${number === 1 ? noun : plural}`;
+    const other = learnvllm.words?.[`{0} ${plural}`];
+    return other ? fill(other, [number]) : `${number} ${number === 1 ? noun : plural}`;
+  }
+
+  // say("Step {0}.", 3): in the language of the page, for which learnvllm.words (words_zh.js) has what it knows.
+  function say(english, ...values) {
+    return fill(learnvllm.words?.[english] ?? english, values);
+  }
+
+  function fill(text, values) {
+    return text.replace(/\{(\d)\}/g, (_, index) => String(values[index]));
   }
 
   // A question with a number as its answer: the wrong choices are those of `others` that differ from it.
@@ -122,7 +132,7 @@
   }
 
   Object.assign(learnvllm, {
-    Player, readAddress, writeAddress, list, count, numberQuestion, choiceQuestion, isNews,
+    Player, readAddress, writeAddress, list, count, numberQuestion, choiceQuestion, isNews, say,
   });
   learnvllm.kinds ??= {};
 })((globalThis.learnvllm ??= {}));

@@ -3,7 +3,7 @@
 // A frame is a moment that was written down when a part had done its work (study/trace_request.py).
 (function (learnvllm) {
   "use strict";
-  const { count, numberQuestion, choiceQuestion, isNews } = learnvllm;
+  const { count, numberQuestion, choiceQuestion, isNews, say } = learnvllm;
 
   const PLACES = [
     { id: "client", title: "Client", parts: { arrive: "HTTP" } },
@@ -45,7 +45,7 @@
     frame.caption = describe(scenario, moment, frame);
     frame.question = isNews(scenario.moments.map((m) => m.what), index) ? ask(scenario, moment, scenario.moments[index - 1]) : null;
     frame.row = [
-      String(index), placeOf(moment.place).title, frame.caption, frame.status, `${frame.computed} of ${frame.known}`,
+      String(index), say(placeOf(moment.place).title), frame.caption, frame.status, say("{0} of {1}", frame.computed, frame.known),
       frame.blocks.join(" "), frame.shown + (frame.held ? ` [${frame.held}]` : ""),
     ];
     return frame;
@@ -62,12 +62,12 @@
   // What travels to the next place, and in which direction.
   function messageOf(moment) {
     switch (moment.what) {
-      case "arrive": return { from: "client", to: "front", name: "text and parameters" };
-      case "send": return { from: "front", to: "core", name: `EngineCoreRequest, ${moment.bytes} bytes` };
-      case "schedule": return { from: "core", to: "worker", name: moment.is_new ? "SchedulerOutput: new request" : "SchedulerOutput: what changed" };
+      case "arrive": return { from: "client", to: "front", name: say("text and parameters") };
+      case "send": return { from: "front", to: "core", name: say("EngineCoreRequest, {0} bytes", moment.bytes) };
+      case "schedule": return { from: "core", to: "worker", name: moment.is_new ? say("SchedulerOutput: new request") : say("SchedulerOutput: what changed") };
       case "forward": return { from: "worker", to: "core", name: "ModelRunnerOutput" };
-      case "update": return moment.bytes ? { from: "core", to: "front", name: `EngineCoreOutputs, ${moment.bytes} bytes` } : null;
-      case "detokenize": return moment.new_text ? { from: "front", to: "client", name: "text" } : null;
+      case "update": return moment.bytes ? { from: "core", to: "front", name: say("EngineCoreOutputs, {0} bytes", moment.bytes) } : null;
+      case "detokenize": return moment.new_text ? { from: "front", to: "client", name: say("text") } : null;
       case "abort": return { from: "front", to: "core", name: "ABORT" };
       default: return null;
     }
@@ -83,46 +83,46 @@
     const left = frame.known - (m.start ?? 0);
     switch (m.what) {
       case "arrive":
-        return `A client sends text and parameters: ${Object.entries(scenario.params).map(([k, v]) => `${k}=${JSON.stringify(v)}`).join(", ")}, temperature=0.`;
+        return say("A client sends text and parameters: {0}, temperature=0.", Object.entries(scenario.params).map(([k, v]) => `${k}=${JSON.stringify(v)}`).join(", "));
       case "tokenize":
-        return `The InputProcessor checks every field and turns the text into ${count(m.num_prompt, "token id")}. From here on the engine sees no text.`;
+        return say("The InputProcessor checks every field and turns the text into {0}. From here on the engine sees no text.", count(m.num_prompt, "token id"));
       case "send":
-        return `The ids travel to the engine core as an EngineCoreRequest of ${m.bytes} bytes.`;
+        return say("The ids travel to the engine core as an EngineCoreRequest of {0} bytes.", m.bytes);
       case "queue":
-        return `The core makes a Request of it: ${frame.known} tokens known, none computed; its ${count(m.blocks_named, "full block")} have names already. It waits.`;
+        return say("The core makes a Request of it: {0} tokens known, none computed; its {1} have names already. It waits.", frame.known, count(m.blocks_named, "full block"));
       case "schedule": return describeSchedule(scenario, m, left);
       case "forward": return describeForward(scenario, m);
       case "update":
         return m.sampled.length
-          ? `The token joins the request: ${frame.known} known, ${frame.computed} computed.${m.finished ? " max_tokens is reached: the request ends and its blocks are free." : ""} The outputs of the step take ${m.bytes} bytes.`
-          : `${frame.computed} of ${frame.known} tokens are computed. There is nothing to tell anybody yet.`;
+          ? [say("The token joins the request: {0} known, {1} computed.", frame.known, frame.computed), m.finished && say("max_tokens is reached: the request ends and its blocks are free."), say("The outputs of the step take {0} bytes.", m.bytes)].filter(Boolean).join(say(" "))
+          : say("{0} of {1} tokens are computed. There is nothing to tell anybody yet.", frame.computed, frame.known);
       case "detokenize": return describeText(m);
-      case "abort": return "The front end tells the core, which did not know of the stop string: the request is gone, its blocks are free.";
-      default: return "The next step has no tokens; it tells the worker to forget the request. Nothing of it is left but names of blocks, for the next prompt that begins alike.";
+      case "abort": return say("The front end tells the core, which did not know of the stop string: the request is gone, its blocks are free.");
+      default: return say("The next step has no tokens; it tells the worker to forget the request. Nothing of it is left but names of blocks, for the next prompt that begins alike.");
     }
   }
 
   function describeSchedule(scenario, m, left) {
     const budget = scenario.config.max_num_batched_tokens;
-    const blocks = m.new_blocks.length ? ` and ${count(m.new_blocks.length, "block")} (${m.new_blocks.join(", ")})` : "";
-    const what = m.count > 1 ? `${left} tokens are not computed and the budget is ${budget}: it gets ${m.count}` : "One token is known and not computed: it gets one";
-    const how = m.is_new ? "The worker is told everything about it." : "The worker knows it and is told what changed.";
-    return `Step ${m.step + 1}. ${what}${blocks}. ${how}`;
+    const blocks = m.new_blocks.length ? say(" and {0} ({1})", count(m.new_blocks.length, "block"), m.new_blocks.join(", ")) : "";
+    const what = m.count > 1 ? say("{0} tokens are not computed and the budget is {1}: it gets {2}", left, budget, m.count) : say("One token is known and not computed: it gets one");
+    const how = m.is_new ? say("The worker is told everything about it.") : say("The worker knows it and is told what changed.");
+    return say("Step {0}. {1}{2}. {3}", m.step + 1, what, blocks, how);
   }
 
   function describeForward(scenario, m) {
-    const range = m.count > 1 ? `positions ${m.start} to ${m.start + m.count - 1}` : `position ${m.start}`;
-    if (!m.sampled.length) return `The worker computes ${range} and writes their KV. The prompt is not whole, so no token is chosen.`;
+    const range = m.count > 1 ? say("positions {0} to {1}", m.start, m.start + m.count - 1) : say("position {0}", m.start);
+    if (!m.sampled.length) return say("The worker computes {0} and writes their KV. The prompt is not whole, so no token is chosen.", range);
     const id = m.sampled[0];
     const text = scenario.tokens.find((t) => t.id === id)?.text ?? "";
-    return `The worker computes ${range}; ${m.count > 1 ? "the last one's" : "its"} logits choose token ${id}, ${quote(text)}.`;
+    return say("The worker computes {0}; {1} logits choose token {2}, {3}.", range, m.count > 1 ? say("the last one's") : say("its"), id, quote(text));
   }
 
   function describeText(m) {
-    const shown = m.new_text ? `The client gets ${quote(m.new_text)}.` : "The client gets nothing new.";
-    const held = m.held ? ` ${quote(m.held)} is held back: it could become the stop string.` : "";
-    const reason = m.finish_reason ? ` The request is over (${m.finish_reason}${m.finish_reason === "stop" ? ": the stop string is found and cut off" : ""}).` : "";
-    return `The OutputProcessor turns the id into text. ${shown}${held}${reason}`;
+    const shown = m.new_text ? say("The client gets {0}.", quote(m.new_text)) : say("The client gets nothing new.");
+    const held = m.held ? say("{0} is held back: it could become the stop string.", quote(m.held)) : "";
+    const reason = m.finish_reason ? say("The request is over ({0}{1}).", m.finish_reason, m.finish_reason === "stop" ? say(": the stop string is found and cut off") : "") : "";
+    return [say("The OutputProcessor turns the id into text."), shown, held, reason].filter(Boolean).join(say(" "));
   }
 
   // -------------------------------------------------------------------------------------------- questions
@@ -131,13 +131,13 @@
     if (moment.what === "schedule" && moment.count > 1) {
       const left = before.num_tokens - moment.start;
       return numberQuestion(
-        `${left} of the request's tokens are not computed and a step may compute ${scenario.config.max_num_batched_tokens}. How many does the next step compute?`,
+        say("{0} of the request's tokens are not computed and a step may compute {1}. How many does the next step compute?", left, scenario.config.max_num_batched_tokens),
         moment.count, [left, scenario.config.max_num_batched_tokens, 1, before.num_tokens],
-        "As many as are left, at most the budget.",
+        say("As many as are left, at most the budget."),
       );
     }
     const whats = [...new Set([moment.what, ...alternatives(moment.what)])].sort();
-    return choiceQuestion("What happens next?", NEXT[moment.what], whats.map((w) => NEXT[w]), explainNext(moment));
+    return choiceQuestion(say("What happens next?"), say(NEXT[moment.what]), whats.map((w) => say(NEXT[w])), say(explainNext(moment)));
   }
 
   function alternatives(what) {

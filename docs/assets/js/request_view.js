@@ -1,7 +1,7 @@
 // Draws a frame of request_logic.js: where the request is, what travels, its tokens, its counters, its text.
 (function (learnvllm) {
   "use strict";
-  const { h, titled, legend } = learnvllm;
+  const { h, titled, legend, say } = learnvllm;
 
   function render(stage, frame) {
     const { places } = learnvllm.kinds.request;
@@ -9,22 +9,22 @@
       h("div.lv-places", {}, places.flatMap((place, index) => [
         index ? wire(frame, places[index - 1].id) : null,
         h(`div.lv-place${place.id === frame.place ? ".lv-current" : ""}`, {},
-          h("b", {}, place.title),
+          h("b", {}, say(place.title)),
           [...new Set([...Object.values(place.parts), ...(place.others ?? [])])].map((part) =>
             h(`span.lv-part${place.id === frame.place && part === frame.part ? ".lv-current" : ""}`, {}, part))),
       ])),
-      h("p.lv-message", {}, frame.message ? h("span", {}, h("b", {}, frame.message.name)) : h("span.lv-note", {}, "nothing travels")),
-      titled("Tokens", frame.known ? `${frame.computed} computed of ${frame.known} known` : "none yet: it is text",
+      h("p.lv-message", {}, frame.message ? h("span", {}, h("b", {}, frame.message.name)) : h("span.lv-note", {}, say("nothing travels"))),
+      titled(say("Tokens"), frame.known ? say("{0} computed of {1} known", frame.computed, frame.known) : say("none yet: it is text"),
         h("div.lv-tokens", {}, frame.tokens.length ? frame.tokens.map(token) : h("span.lv-note", {}, "–"))),
       h("div.lv-columns.lv-narrow", {},
-        fact("Status", frame.status || "not in the core"),
+        fact(say("Status"), frame.status || say("not in the core")),
         fact("num_tokens", String(frame.known)),
         fact("num_computed_tokens", String(frame.computed)),
-        fact("Block table", frame.blocks.length ? `[${frame.blocks.join(", ")}]` : "none")),
-      titled("What the client has", frame.held ? "underlined: held back" : "",
+        fact(say("Block table"), frame.blocks.length ? `[${frame.blocks.join(", ")}]` : say("none"))),
+      titled(say("What the client has"), frame.held ? say("underlined: held back") : "",
         h("p.lv-text", {}, h("span.lv-note", {}, frame.prompt), h("b", {}, frame.shown),
           frame.held ? h("span.lv-held", {}, frame.held) : null)),
-      legend(["lv-is-computed", "computed"], ["lv-is-chunk", "this step"], ["lv-is-known", "known, not computed"]));
+      legend(["lv-is-computed", say("computed")], ["lv-is-chunk", say("this step")], ["lv-is-known", say("known, not computed")]));
   }
 
   // What travels now between a place and the next one; further places are passed through.

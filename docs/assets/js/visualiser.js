@@ -6,6 +6,7 @@
 (function (learnvllm) {
   "use strict";
   const base = new URL(".", document.currentScript.src).href;
+  const chinese = document.documentElement.lang.startsWith("zh");
   const pace = { "0.5": 3200, "1": 1700, "2": 850 };
 
   // Drawn, because not every font has them: a bar is a thin rectangle, an arrow a triangle.
@@ -51,12 +52,13 @@
     host.dataset.state = "loading";
     try {
       const { kind, src } = host.dataset;
+      if (chinese) await loadScript(`${base}words_zh.js`);
       for (const name of ["dom", "player", `${kind}_logic`, `${kind}_view`]) await loadScript(`${base}${name}.js`);
       new Visualiser(host, kind, await loadTrace(src));
       host.dataset.state = "ready";
     } catch (error) {
       host.dataset.state = "failed";
-      host.textContent = `This figure could not be loaded (${error.message}).`;
+      host.textContent = chinese ? `这张图无法加载（${error.message}）。` : `This figure could not be loaded (${error.message}).`;
     }
   }
 
@@ -77,29 +79,29 @@
     // ------------------------------------------------------------------------------------------- building
 
     build() {
-      const { h } = learnvllm;
-      const button = (name, label, action) => h("button.lv-button", { type: "button", "aria-label": label, title: label, onclick: action }, icon(name));
+      const { h, say } = learnvllm;
+      const button = (name, label, action) => h("button.lv-button", { type: "button", "aria-label": say(label), title: say(label), onclick: action }, icon(name));
       this.select = h("select", { id: `${this.id}-scenario`, onchange: () => this.choose(this.select.value, 0) },
-        this.trace.scenarios.map((s) => h("option", { value: s.id }, s.title)));
+        this.trace.scenarios.map((s) => h("option", { value: s.id }, say(s.title))));
       this.intro = h("p.lv-intro");
       this.stage = h("div.lv-stage", { "aria-hidden": "true" });
       this.caption = h("p.lv-caption", { "aria-live": "polite", "aria-atomic": "true" });
-      this.panel = h("div.lv-panel", { role: "group", "aria-label": "Your guess", "aria-live": "polite", tabindex: -1, hidden: true });
+      this.panel = h("div.lv-panel", { role: "group", "aria-label": say("Your guess"), "aria-live": "polite", tabindex: -1, hidden: true });
       this.playButton = button("play", "Play", () => this.toggle());
-      this.slider = h("input.lv-slider", { type: "range", min: 0, step: 1, "aria-label": "Step", oninput: () => this.jump(Number(this.slider.value)) });
+      this.slider = h("input.lv-slider", { type: "range", min: 0, step: 1, "aria-label": say("Step"), oninput: () => this.jump(Number(this.slider.value)) });
       this.counter = h("span.lv-counter");
-      this.speed = h("select", { "aria-label": "Speed", title: "Speed" }, Object.keys(pace).map((p) => h("option", { value: p, selected: p === "1" }, `${p}×`)));
+      this.speed = h("select", { "aria-label": say("Speed"), title: say("Speed") }, Object.keys(pace).map((p) => h("option", { value: p, selected: p === "1" }, `${p}×`)));
       this.predictBox = h("input", { type: "checkbox", onchange: () => this.setPredict(this.predictBox.checked) });
-      this.table = h("div.lv-table-box", { tabindex: 0, role: "region", "aria-label": "Steps" });
-      this.details = h("details.lv-details", { ontoggle: () => this.fillTable() }, h("summary", {}, "All steps as a table"), this.table);
-      this.root = h("section.lv", { tabindex: 0, "aria-label": `Figure: ${this.what.title}`, onkeydown: (event) => this.press(event) },
-        h("div.lv-top", {}, h("label", { for: this.select.id }, this.what.title), this.select), this.intro,
-        h("div.lv-controls", { role: "group", "aria-label": "Player" },
+      this.table = h("div.lv-table-box", { tabindex: 0, role: "region", "aria-label": say("Steps") });
+      this.details = h("details.lv-details", { ontoggle: () => this.fillTable() }, h("summary", {}, say("All steps as a table")), this.table);
+      this.root = h("section.lv", { tabindex: 0, "aria-label": say("Figure: {0}", say(this.what.title)), onkeydown: (event) => this.press(event) },
+        h("div.lv-top", {}, h("label", { for: this.select.id }, say(this.what.title)), this.select), this.intro,
+        h("div.lv-controls", { role: "group", "aria-label": say("Player") },
           button("first", "To the beginning", () => this.jump(0)), button("back", "Back", () => this.back()), this.playButton,
           button("next", "Next step", () => this.next()), button("last", "To the end", () => this.jump(this.player.last)),
           this.slider, this.counter),
-        h("div.lv-options", {}, h("label.lv-check", {}, this.predictBox, " Predict first"), h("label.lv-check", {}, "Speed ", this.speed),
-          h("span.lv-note.lv-keys", {}, "Space plays · ← → step · Home End · 1 to 9 answer")),
+        h("div.lv-options", {}, h("label.lv-check", {}, this.predictBox, " ", say("Predict first")), h("label.lv-check", {}, say("Speed"), " ", this.speed),
+          h("span.lv-note.lv-keys", {}, say("Space plays · ← → step · Home End · 1 to 9 answer"))),
         this.caption, this.panel, this.stage,
         this.details);
       this.host.replaceChildren(this.root);
@@ -108,7 +110,7 @@
     choose(id, step) {
       this.scenario = this.trace.scenarios.find((s) => s.id === id);
       this.select.value = id;
-      this.intro.textContent = this.scenario.intro;
+      this.intro.textContent = learnvllm.say(this.scenario.intro);
       this.player = new learnvllm.Player(this.what.frames(this.scenario), { predict: this.predictBox.checked });
       this.slider.max = this.player.last;
       this.table.replaceChildren();
@@ -163,8 +165,8 @@
     // What the button in the middle does when it is pressed now.
     offer(name, label) {
       this.playButton.replaceChildren(icon(name));
-      this.playButton.setAttribute("aria-label", label);
-      this.playButton.title = label;
+      this.playButton.title = learnvllm.say(label);
+      this.playButton.setAttribute("aria-label", this.playButton.title);
     }
 
     press(event) {
@@ -194,7 +196,7 @@
       this.what.render(this.stage, player.frame, context);
       this.caption.textContent = player.frame.caption;
       this.slider.value = player.position;
-      this.slider.setAttribute("aria-valuetext", `${player.position} of ${player.last}`);
+      this.slider.setAttribute("aria-valuetext", learnvllm.say("{0} of {1}", player.position, player.last));
       this.counter.textContent = `${player.position} / ${player.last}`;
       this.showPanel();
       this.markTable();
@@ -202,28 +204,28 @@
     }
 
     showPanel() {
-      const { h } = learnvllm;
+      const { h, say } = learnvllm;
       const { question, verdict, score } = this.player;
       this.panel.hidden = !question && !verdict;
       if (question) {
         this.panel.replaceChildren(
           h("p.lv-question", {}, question.prompt),
           h("div.lv-choices", {}, question.choices.map((text, index) => h("button.lv-choice", { type: "button", onclick: () => this.answer(index) }, h("kbd.lv-kbd", { "aria-hidden": "true" }, String(index + 1)), text)),
-            h("button.lv-choice.lv-skip", { type: "button", onclick: () => this.answer(null) }, "Just show me")));
+            h("button.lv-choice.lv-skip", { type: "button", onclick: () => this.answer(null) }, say("Just show me"))));
         if (this.root.contains(document.activeElement)) this.panel.focus({ preventScroll: true }); // so that it is read out
       } else if (verdict) {
-        const said = verdict.question.choices[verdict.question.answer].replace(/\.?$/, ".");
+        const said = verdict.question.choices[verdict.question.answer].replace(/[.。]?$/, say("."));
         this.panel.replaceChildren(h(`p.${verdict.right ? "lv-right" : "lv-wrong"}`, {},
-          h("b", {}, verdict.right ? "Right: " : "Not so. It is: "), said, " ", verdict.question.explain, " ",
-          h("span.lv-note", {}, `${score.right} of ${score.asked} right`)));
+          h("b", {}, verdict.right ? say("Right: ") : say("Not so. It is: ")), said, " ", verdict.question.explain, " ",
+          h("span.lv-note", {}, say("{0} of {1} right", score.right, score.asked))));
       }
     }
 
     fillTable() {
       if (!this.details.open) return;
-      const { h } = learnvllm;
+      const { h, say } = learnvllm;
       const rows = this.player.frames.map((f, index) => h("tr", { "data-step": index }, f.row.map((cell, i) => h(i ? "td" : "th", i ? {} : { scope: "row" }, cell))));
-      this.table.replaceChildren(h("table.lv-steps", {}, h("thead", {}, h("tr", {}, this.what.columns.map((c) => h("th", { scope: "col" }, c)))), h("tbody", {}, rows)));
+      this.table.replaceChildren(h("table.lv-steps", {}, h("thead", {}, h("tr", {}, this.what.columns.map((c) => h("th", { scope: "col" }, say(c))))), h("tbody", {}, rows)));
       this.markTable();
     }
 
