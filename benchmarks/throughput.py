@@ -99,7 +99,7 @@ def table(medians: dict[str, dict[str, float]], wanted: list[str]) -> list[str]:
 
 
 def verdicts(medians: dict[str, dict[str, float]]) -> list[str]:
-    lines = ["", "| ours | peer | workload | goal | measured | |", "|---|---|---|---:|---:|---|"]
+    lines = ["", "| ours | peer | workload | goal | measured | result |", "|---|---|---|---:|---:|---|"]
     for g in GOALS:
         ours, peer = medians.get(g.ours, {}).get(g.workload), medians.get(g.peer, {}).get(g.workload)
         if ours is None or peer is None:

@@ -44,6 +44,18 @@ def test_code_on_a_page_is_fenced_titled_and_keeps_its_indentation() -> None:
     assert f'    ```python title="{SCHEDULER}"\n    def has_finished_requests' in page
 
 
+def test_what_a_program_printed_is_text_and_its_tables_are_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snippets, "ROOT", tmp_path)
+    (tmp_path / "out.txt").write_text(
+        "today\n\n| a | b |\n|---|---:|\n| x | 1 |\n\n| is no table\nrounds: 3\n"
+    )
+    page = expand('--8<-- "output:out.txt"\n', "index.md")
+    table = "| a | b |\n|---|---:|\n| x | 1 |"
+    assert page.strip() == f"```text\ntoday\n```\n\n{table}\n\n```text\n| is no table\nrounds: 3\n```"
+
+
 def test_code_with_fences_in_it_does_not_end_its_block() -> None:
     assert snippets.fenced('"""\n```\n"""', "python").startswith("````python\n")
 
@@ -56,6 +68,7 @@ def test_code_with_fences_in_it_does_not_end_its_block() -> None:
             r"no Scheduler\.shedule\. Did you mean Scheduler\.sch",
         ),
         ('--8<-- "code:learnvllm/nowhere.py:f"', "no file learnvllm/nowhere.py"),
+        ('--8<-- "output:nowhere.txt"', "no file nowhere.txt"),
         ("<!-- quiz -->", "have a day"),
     ],
 )

@@ -63,6 +63,81 @@ def test_a_table_of_paths_is_readable(width: int, page: str, open_page: Callable
         assert tab.evaluate(label) in ('"Ours"', '"我们的代码"')
 
 
+SCROLLED = """[...document.querySelectorAll('.md-typeset__scrollwrap')].filter(box =>
+    box.scrollWidth > box.clientWidth && box.querySelectorAll('thead th').length < 6
+).map(box => box.querySelector('thead').innerText)"""
+
+
+def test_on_a_phone_only_a_matrix_scrolls(
+    built_site: Path, open_page: Callable[..., Any], site_url: str
+) -> None:
+    tab = open_page("index.html", width=390)
+    scrolled = {}
+    for path in sorted(built_site.rglob("*.html")):
+        name = path.relative_to(built_site).as_posix()
+        if "<table" in path.read_text("utf-8"):
+            tab.goto(f"{site_url}/{name}")
+            if found := tab.evaluate(SCROLLED):
+                scrolled[name] = found
+    assert scrolled == {}
+
+
+def test_a_matrix_keeps_its_first_column_and_its_marks_have_columns(open_page: Callable[..., Any]) -> None:
+    tab = open_page("reference/kill_matrix.html", width=390)
+    row = tab.locator("tbody tr").first
+    first, last = row.locator("td").first, row.locator("td").last
+    assert last.bounding_box()["y"] == first.bounding_box()["y"], "a row is a row"
+    before = first.bounding_box()["x"]
+    tab.evaluate("document.querySelector('.md-typeset__scrollwrap').scrollLeft = 999")
+    tab.wait_for_timeout(50)
+    assert last.bounding_box()["x"] < 390
+    assert abs(first.bounding_box()["x"] - before) <= 17, "it stays while the others go by"
+
+
+def test_letters_of_a_plot_can_be_read_on_a_phone(
+    built_site: Path, open_page: Callable[..., Any], site_url: str
+) -> None:
+    plots = [
+        path for path in sorted(built_site.rglob("*.html")) if "notebook-plot" in path.read_text("utf-8")
+    ]
+    assert plots
+    tab = open_page(plots[0].relative_to(built_site).as_posix(), width=390)
+    width = tab.locator(".notebook-plot").first.bounding_box()["width"]
+    units = tab.evaluate("document.querySelector('.notebook-plot').viewBox.baseVal.width")
+    assert width / units >= 0.95, "its letters have 10 units"
+
+
+def test_marks_of_a_list_are_its_only_bullets(open_page: Callable[..., Any]) -> None:
+    tab = open_page("log/progress.html")
+    marked = tab.locator("li", has_text="☐").first
+    assert marked.evaluate("li => getComputedStyle(li).listStyleType") == "none"
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("topics/kv_cache/concepts.html", "KV cache: concepts"),
+        ("topics/architecture/quiz.html", "Architecture: quiz"),
+        ("zh/topics/architecture/concepts.html", "架构：概念"),
+    ],
+)
+def test_the_header_of_a_scrolled_page_names_its_day(
+    page: str, said: str, open_page: Callable[..., Any]
+) -> None:
+    tab = open_page(page)
+    assert tab.locator("[data-md-component=header-topic]").inner_text().strip() == said
+
+
+def test_a_chinese_reader_is_led_from_the_concepts_to_the_notebooks_and_back(
+    open_page: Callable[..., Any],
+) -> None:
+    tab = open_page("zh/topics/architecture/concepts.html")
+    for part in ("notebooks/", "notebooks/", "exercises"):
+        tab.locator(".md-footer__link--next").click()
+        tab.wait_for_url(lambda url, part=part: part in url)
+        tab.wait_for_function("document.documentElement.lang === 'zh'")
+
+
 @pytest.fixture
 def from_disk(browser: Any, built_site: Path) -> Any:
     """`from_disk("reference/cli.html", width)`: a tab with that page, opened as a file."""

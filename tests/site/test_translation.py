@@ -72,7 +72,7 @@ def test_a_translation_of_nothing_is_an_error(docs: Path) -> None:
 def test_a_prerequisite_of_a_translation_is_named_in_chinese(docs: Path) -> None:
     head = "---\nlanguage: zh\nprerequisites: [topics/a/concepts.md, topics/a/quiz.md]\n---\n"
     text = tree.page_text(head + "# 对照\n", "zh/topics/a/upstream.md")
-    assert "**先读：**[概念](concepts.md), [Quiz](../../../topics/a/quiz.md)。" in text
+    assert "**先读：**[概念](concepts.md)、[Quiz](../../../topics/a/quiz.md)。" in text
 
 
 def test_our_own_translations_exist() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +12,21 @@ import pytest
 import yaml
 
 from learnvllm.study import notebooks
+from learnvllm.study.catalogue import PAGES, find_notebooks
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.quiz import parse_quiz
-from learnvllm.study.site import day_plan, log, nav, quiz_html, routes, tree
+from learnvllm.study.site import (
+    day_plan,
+    log,
+    maths,
+    nav,
+    pages,
+    quiz_html,
+    routes,
+    translation,
+    tree,
+    wide_tables,
+)
 from learnvllm.study.site.day_plan import Step
 
 
@@ -54,6 +68,80 @@ def test_the_folder_for_other_generators_is_plain(tmp_path: Path) -> None:
         tree.write_site(out)
 
 
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    """The site's pages, without the notebooks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(notebooks, "run_all", lambda paths: [])
+        return {name: text for name, text in tree.site_tree().items() if name.endswith(".md")}
+
+
+def test_every_column_of_every_table_has_a_name(made: dict[str, str]) -> None:
+    nameless = [
+        f"{name}: {line}"
+        for name, text in made.items()
+        for is_code, part in maths.split_code(text)
+        if not is_code
+        for line, rule in pairwise(part.splitlines())
+        if line.startswith("|") and re.fullmatch(r"[|:-]+", rule) and not all(wide_tables.cells(line))
+    ]
+    assert nameless == []
+
+
+def test_no_page_shows_the_source_of_a_table(made: dict[str, str]) -> None:
+    blocks = [part for text in made.values() for is_code, part in maths.split_code(text) if is_code]
+    assert not [block for block in blocks if re.search(r"(?m)^\|[|: -]+-[|: -]*\|$", block)]
+
+
+def test_chinese_pages_have_chinese_punctuation(made: dict[str, str]) -> None:
+    prose = {
+        name: re.sub(r"`[^`]*`|\{[^}]*\}", "", part)
+        for name, text in made.items()
+        if name.startswith("zh/")
+        for is_code, part in maths.split_code(pages.split_front_matter(text, name)[1])
+        if not is_code
+    }
+    found = {
+        name: re.findall(r".{,9}[\u4e00-\u9fff](?:\]\([^)]*\))?[,:;] .{,9}", text)
+        for name, text in prose.items()
+    }
+    assert not {name: places for name, places in found.items() if places}
+
+
+def test_a_chinese_day_has_its_notebooks_where_the_english_day_has_them(made: dict[str, str]) -> None:
+    listed = paths(nav.navigation([*made, *translation.shown().values()]))
+    chinese = [path.removeprefix("zh/") for path in listed if path.startswith("zh/")]
+    english = [path for path in listed if path in translation.shown()]
+    assert chinese == english
+    after = chinese[chinese.index("topics/architecture/concepts.md") + 1]
+    assert after.startswith("notebooks/day01_architecture/")
+
+
+def test_a_notebook_in_the_chinese_section_is_chinese_around_and_links_there() -> None:
+    path = next(path for path in find_notebooks() if path.parent.name == "day01_architecture")
+    notebook = notebooks.read(path)
+    text = next(cell for cell in notebook.cells[1:] if cell.cell_type == "markdown")
+    text.source = "[x](../../docs/topics/architecture/concepts.md) `a[0](b)`"
+    english = pages.notebook_path(path)
+    page = tree.notebook_page(notebook, path, "zh/" + english, english)
+    meta, body = pages.split_front_matter(page, path.name)
+    assert meta["language"] == "zh"
+    assert meta["title"].startswith("架构：")
+    assert meta["search"] == {"exclude": True}, "the English page is found"
+    assert "下载 notebook" in body
+    assert f'href="../../../{english.removesuffix(".md")}.ipynb"' in body
+    assert "[x](../../topics/architecture/concepts.md) `a[0](b)`" in body
+    assert tree.notebook_page(notebook, path, english, None).startswith("---\ntitle: 'Architecture: ")
+
+
+def test_the_header_says_which_day_a_page_is_of(made: dict[str, str]) -> None:
+    titles = [
+        pages.split_front_matter(made[f"topics/kv_cache/{name}.md"], name)[0]["title"] for name in PAGES
+    ]
+    assert titles[:2] == ["KV cache: concepts", "KV cache: exercises"]
+    assert all(title.startswith("KV cache: ") for title in titles)
+
+
 def test_what_a_page_promises_stands_below_its_title() -> None:
     head = "---\nminutes: 20\noutcome: You see it.\nprerequisites: [Python, architecture.md]\n---\n"
     text = tree.page_text(head + "# Concepts\n\nText.\n", "topics/kv_cache/concepts.md")
@@ -81,6 +169,8 @@ def test_a_learner_who_has_begun_has_pages(tmp_path: Path, monkeypatch: pytest.M
     assert "## Day 1\n\nSee x.\n\n*Begun 2026-01-31, started.*" in made[log.JOURNAL]
     assert "| ☐ | 1 · Architecture |" in made[log.PROGRESS]
     assert "Next:" in made[log.PROGRESS]
+    marked = re.findall(r"(?m)^(.*)\n\n- ☐", made[log.PROGRESS])
+    assert marked == ['<div class="checklist" markdown="1">'] * 2, "whose style takes the bullets away"
     entry.write_text("no front matter", "utf-8")
     assert "day-01.md, line 1" in log.log_pages()[log.JOURNAL]
 

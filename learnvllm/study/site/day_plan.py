@@ -83,7 +83,7 @@ def day_table(day: Day, link: Link, say: Say = str) -> str:
         for step in plan
     ]
     total = ("", say("**All**"), f"**{total_minutes(plan)}**", f"`learnvllm day {day.number}`")
-    return table(("", "", say("Minutes:"), say("In the terminal")), [*rows, total])
+    return table((say("Step"), say("Title"), say("Minutes:"), say("In the terminal")), [*rows, total])
 
 
 def linked(step: Step, link: Link) -> str:

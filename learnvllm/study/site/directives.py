@@ -1,6 +1,7 @@
 """What a page may ask for: code by symbol, its day's plan, exercises and quiz, the routes, the days.
 
     --8<-- "code:learnvllm/scheduling/scheduler.py:Scheduler.schedule"      the source of a symbol
+    --8<-- "output:benchmarks/results/throughput.txt"                       what a program printed
     <!-- day -->  <!-- exercises -->  <!-- quiz -->                          of the topic the page belongs to
     <!-- days -->  <!-- routes -->                                           on the start page
 
@@ -29,7 +30,7 @@ from learnvllm.study.site import (
 )
 from learnvllm.study.site.words import SAY, Say
 
-_CODE = re.compile(r'^(?P<indent>[ \t]*)--8<-- "code:(?P<what>[^"]+)"[ \t]*$')
+_CODE = re.compile(r'^(?P<indent>[ \t]*)--8<-- "(?P<kind>code|output):(?P<what>[^"]+)"[ \t]*$')
 _COMMENT = re.compile(r"^(?P<indent>[ \t]*)<!-- (?P<name>[a-z]+) -->[ \t]*$")
 
 
@@ -53,7 +54,7 @@ class Place:
         """`target`, a path in the tree, as seen from this page."""
         path, mark, anchor = target.partition("#")
         if self.language == "zh":
-            path = translation.translated().get(path, path)
+            path = translation.shown().get(path, path)
         return posixpath.relpath(path, posixpath.dirname(self.page)) + mark + anchor
 
 
@@ -113,7 +114,8 @@ def expand(markdown: str, page: str, first_line: int = 1) -> str:
 def _expand_line(line: str, place: Place) -> str:
     code, comment = _CODE.match(line), _COMMENT.match(line)
     if code:
-        return _block(snippets.fenced_source(code["what"]), code["indent"])
+        made = snippets.fenced_source if code["kind"] == "code" else snippets.printed
+        return _block(made(code["what"]), code["indent"])
     if comment and comment["name"] in GENERATORS:
         return _block(GENERATORS[comment["name"]](place), comment["indent"])
     return line

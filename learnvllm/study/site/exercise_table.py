@@ -5,7 +5,7 @@ from __future__ import annotations
 from learnvllm.study.catalogue import Day, exercises_of, load_exercises
 from learnvllm.study.exercise import LEVELS, Exercise
 from learnvllm.study.site.pages import Link
-from learnvllm.study.site.words import Say
+from learnvllm.study.site.words import Say, listed
 from learnvllm.study.tables import table
 from learnvllm.study.terminal import names_kept
 
@@ -20,7 +20,7 @@ def exercise_table(day: Day, link: Link, say: Say = str) -> str:
         for number, e in enumerate(exercises, 1)
     ]
     total = ("", say("All"), "", sum(e.minutes for e in exercises), sum(e.points for e in exercises))
-    head = ("", say("Exercise"), say("Level"), say("Minutes:"), say("Points:"))
+    head = (say("No.:"), say("Exercise"), say("Level"), say("Minutes:"), say("Points:"))
     sections = (_section(exercise, link, say) for exercise in exercises)
     return "\n\n".join([table(head, [*rows, total]), *sections])
 
@@ -37,7 +37,7 @@ def _section(exercise: Exercise, link: Link, say: Say) -> str:
     if exercise.reading:
         facts.append(say("- **Read first**: {}.").format(_reading(exercise, link, say)))
     if exercise.prerequisites:
-        facts.append(say("- **Do first**: {}.").format(_before(exercise, link)))
+        facts.append(say("- **Do first**: {}.").format(_before(exercise, link, say)))
     if exercise.out_of_scope:
         facts.append(say("- **Not asked**: {}").format(names_kept(exercise.out_of_scope.strip())))
     check, hint = f"learnvllm check {exercise.id}", f"learnvllm hint {exercise.id}"
@@ -62,17 +62,17 @@ def _work(exercise: Exercise, say: Say) -> str:
 
 
 def _reading(exercise: Exercise, link: Link, say: Say) -> str:
-    return ", ".join(f"[{_page_name(page, say)}]({link(page)})" for page in exercise.reading)
+    return listed((f"[{_page_name(page, say)}]({link(page)})" for page in exercise.reading), say)
 
 
 def _page_name(page: str, say: Say) -> str:
     """topics/scheduling/concepts.md#preemption -> concepts, preemption."""
     path, _, anchor = page.partition("#")
     name = say(path.rpartition("/")[2].removesuffix(".md"))
-    return f"{name}, {anchor.replace('-', ' ')}" if anchor else name
+    return say("{}, {}").format(name, anchor.replace("-", " ")) if anchor else name
 
 
-def _before(exercise: Exercise, link: Link) -> str:
+def _before(exercise: Exercise, link: Link, say: Say) -> str:
     known = {e.id: e for e in load_exercises()}
 
     def named(name: str) -> str:
@@ -81,4 +81,4 @@ def _before(exercise: Exercise, link: Link) -> str:
         other = known[name]
         return f"[{other.title}]({link(f'topics/{other.topic}/exercises.md#{other.name}')})"
 
-    return ", ".join(map(named, exercise.prerequisites))
+    return listed(map(named, exercise.prerequisites), say)

@@ -36,7 +36,7 @@ def progress_page(state: Course) -> str:
     told = "All exercises have passed."
     if following is not None:
         told = f"Next: {following.exercise.title} (`learnvllm check {following.exercise.id}`)."
-    days = table(("", "Day", "State", "Exercises:", "Points:", "Quiz:"), map(day_row, state.days))
+    days = table(("Done", "Day", "State", "Exercises:", "Points:", "Quiz:"), map(day_row, state.days))
     exercises = "\n".join(
         f"- {mark(one.done)} {one.exercise.title}: {one.status}, "
         f"{one.record.points:g} of {one.exercise.points} points"
@@ -45,8 +45,13 @@ def progress_page(state: Course) -> str:
     site = "\n".join(f"- {mark(item.done)} {item.text}" for item in state.site)
     return (
         f"# Progress\n\n**{state.points:g} of {state.max_points} points.** {told}\n\n"
-        f"## Days\n\n{days}\n\n## Exercises\n\n{exercises}\n\n## Site\n\n{site}\n"
+        f"## Days\n\n{days}\n\n## Exercises\n\n{checklist(exercises)}\n\n## Site\n\n{checklist(site)}\n"
     )
+
+
+def checklist(items: str) -> str:
+    """A list whose marks are its bullets."""
+    return f'<div class="checklist" markdown="1">\n\n{items}\n\n</div>'
 
 
 def mark(done: bool) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from learnvllm.study.catalogue import DAYS, Day
-from learnvllm.study.site import ROOT, log, pages, reference, translation
+from learnvllm.study.site import ROOT, log, pages, reference, translation, words
+from learnvllm.study.site.words import Say
 
 Nav = list[Any]
 """As mkdocs wants it: a list of paths, {title: path} and {title: list}."""
@@ -33,24 +34,28 @@ def _existing(there: set[str], names: Iterable[str]) -> list[str]:
     return [name for name in names if name in there]
 
 
-def _day(day: Day) -> Nav:
+def _day(day: Day, say: Say = str) -> Nav:
     """The notebooks follow the concepts."""
     found: Nav = []
     for name, page in pages.topic_pages(day).items():
         found.append(page.path if name == "index" else {pages.LABELS.get(name, page.title): page.path})
         if name == "concepts":
-            found += [{f"Notebook: {book.title}": book.path} for book in pages.notebook_pages(day)]
+            found += [
+                {say("Notebook: {}").format(book.title): book.path} for book in pages.notebook_pages(day)
+            ]
     return found
 
 
-def _chinese(there: set[str]) -> list[str]:
-    """Start first, then in the order of the English pages."""
-    english = [
-        "index.md",
-        "architecture.md",
-        *(page.path for day in DAYS for page in pages.topic_pages(day).values()),
-    ]
-    return _existing(there, [translation.FOLDER + name for name in english])
+def _chinese(there: set[str]) -> Nav:
+    """Start first, then in the order of the English pages. Notebooks there have English titles."""
+    found: Nav = ["index.md", "architecture.md", *(one for day in DAYS for one in _day(day, words.chinese))]
+    parts: Nav = []
+    for one in found:
+        title, path = next(iter(one.items())) if isinstance(one, dict) else ("", one)
+        chinese = translation.FOLDER + path
+        if chinese in there:
+            parts.append({title: chinese} if path.startswith("notebooks/") else chinese)
+    return parts
 
 
 def plain_config(tree: Iterable[str]) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 from learnvllm.study import show
 from learnvllm.study.site.snippets import fenced
+from learnvllm.study.site.words import Say
 
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg")
 _AN_OBJECT = re.compile(r"^(\[?<[\w.]+ .*>,?\]?|Text\(.*\)|<.* at 0x…>.*)$", re.DOTALL)
 """What the last expression of a cell that plots looks like: matplotlib's objects."""
 
 
-def notebook_markdown(notebook: Any, path: Path) -> str:
+def notebook_markdown(notebook: Any, path: Path, say: Say = str) -> str:
     """The page.
 
     Args:
@@ -23,8 +24,8 @@ def notebook_markdown(notebook: Any, path: Path) -> str:
     """
     heading, _, rest = notebook.cells[0].source.partition("\n")
     note = (
-        f'<p class="notebook-source"><a href="{path.stem}.ipynb" download>Download the notebook</a>, '
-        f"or run it: <code>learnvllm notebook {int(path.parent.name[3:5])}</code></p>"
+        f'<p class="notebook-source"><a href="{path.stem}.ipynb" download>{say("Download the notebook")}</a>'
+        f"{say(', or run it: ')}<code>learnvllm notebook {int(path.parent.name[3:5])}</code></p>"
     )
     parts = [heading, note, _links(rest.strip())]
     for number, cell in enumerate(notebook.cells[1:], 1):
@@ -99,7 +100,8 @@ def inline_svg(svg: str, prefix: str) -> str:
     width, height = (float(body.partition(f'{side}="')[2].partition("pt")[0]) for side in ("width", "height"))
     title = _title(body)
     opening = (
-        f'<svg role="img" aria-label="{title}" class="notebook-plot" style="max-width:{width * 4 / 3:.0f}px" '
+        f'<svg role="img" aria-label="{title}" class="notebook-plot" '
+        f'style="--drawn:{width * 4 / 3:.0f}px; max-width:var(--drawn)" '
         f'viewBox="0 0 {width:g} {height:g}" stroke-linejoin="round" stroke-linecap="butt"'
         ' xmlns:xlink="http://www.w3.org/1999/xlink" xmlns="http://www.w3.org/2000/svg">'
     )

@@ -77,6 +77,12 @@ def read_page(path: Path) -> Page:
     return Page(name, heading[1].strip(), minutes)
 
 
+def heading(markdown: str) -> str:
+    """Its first of the first level."""
+    found = _HEADING.search(markdown)
+    return found[1].strip() if found else ""
+
+
 def topic_pages(day: Day) -> dict[str, Page]:
     """Name -> page, those that are there, in the order of the work; others than the usual ones come last."""
     folder = DOCS / "topics" / day.topic

@@ -35,7 +35,7 @@ def quiz(day: Day, link: Link, language: str = "en") -> str:
 
 def _quiz(quiz: Quiz, language: str, link: Link) -> str:
     say = SAY[language]
-    label = f"{say('Quiz')}: {html.escape(quiz.title)}"
+    label = say("{}: {}").format(say("Quiz"), html.escape(quiz.title))
     head = f'<div class="quiz" data-day="{quiz.day}" lang="{language}" role="group" aria-label="{label}">'
     questions = (_question(number, question, say, link) for number, question in enumerate(quiz.questions, 1))
     return "\n".join([head, *questions, "</div>"])

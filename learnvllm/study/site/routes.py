@@ -8,7 +8,7 @@ from learnvllm.study.catalogue import DAYS, Day, load_exercises
 from learnvllm.study.site import day_plan, pages
 from learnvllm.study.site.day_plan import Step, linked, total_minutes
 from learnvllm.study.site.pages import Link
-from learnvllm.study.site.words import Say
+from learnvllm.study.site.words import Say, listed
 from learnvllm.study.tables import table
 from learnvllm.study.terminal import minutes
 
@@ -29,7 +29,7 @@ def days_table(link: Link, say: Say = str) -> str:
         if "concepts" in there:
             state = minutes(total_minutes(day_plan.steps(day)))
         rows.append((day.number, title, state, points if exercises else ""))
-    return table((say("Day:"), say("Topic"), "", ""), rows)
+    return table((say("Day:"), say("Topic"), say("Time"), say("Exercises")), rows)
 
 
 def routes(link: Link, say: Say = str) -> str:
@@ -76,7 +76,7 @@ def _most_worth(say: Say) -> Iterator[Step]:
             found = next((s for s in day_plan.steps(day, say) if s.verb == verb), None)
             if found:
                 title = found.title.lower() if verb == "Read" else found.title
-                yield Step(verb, f"{say(day.title)}: {title}", found.target, found.minutes)
+                yield Step(verb, say("{}: {}").format(say(day.title), title), found.target, found.minutes)
 
 
 OPERATOR = (
@@ -109,8 +109,17 @@ def _interview(link: Link, say: Say) -> str:
     days = [day for day in DAYS if {"concepts", "quiz"} <= pages.topic_pages(day).keys()]
     explain, questions = say("what to be able to explain"), say("the questions")
     rows = [
-        f"- {say(day.title)}: [{explain}]({link(f'topics/{day.topic}/concepts.md')}), "
-        f"[{questions}]({link(f'topics/{day.topic}/quiz.md')})"
+        "- "
+        + say("{}: {}").format(
+            say(day.title),
+            listed(
+                (
+                    f"[{explain}]({link(f'topics/{day.topic}/concepts.md')})",
+                    f"[{questions}]({link(f'topics/{day.topic}/quiz.md')})",
+                ),
+                say,
+            ),
+        )
         for day in days
     ]
     last = f"- [{say('The words, in English and Chinese')}]({link('reference/glossary.md')})"

@@ -1,4 +1,5 @@
-"""Code on pages, by symbol: `code:learnvllm/scheduling/scheduler.py:Scheduler.schedule` is that method.
+"""Code on pages, by symbol: `code:learnvllm/scheduling/scheduler.py:Scheduler.schedule` is that method. And
+what programs printed, by file: `output:benchmarks/results/throughput.txt`.
 
 What a page shows is cut out of the file when the site is built, so it cannot go stale; a symbol that is gone
 stops the build.
@@ -29,6 +30,20 @@ def fenced(text: str, language: str, title: str = "") -> str:
     fence = "`" * (longest + 1)
     titled = f' title="{title}"' if title else ""
     return f"{fence}{language}{titled}\n{text}\n{fence}"
+
+
+def printed(reference: str) -> str:
+    """A file of output as blocks of text, its Markdown tables between them as tables. Raises StudyError."""
+    path = ROOT / reference
+    if not path.is_file():
+        raise StudyError(f"there is no file {reference}")
+    parts = re.split(r"(?m)((?:^\|.*\|$\n?)+)", path.read_text("utf-8"))
+    shown = [
+        part.strip() if part.startswith("|") else fenced(part.strip("\n"), "text")
+        for part in parts
+        if part.strip()
+    ]
+    return "\n\n".join(shown)
 
 
 def symbol_source(path: Path, symbol: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from learnvllm.study.catalogue import DAYS
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.quiz import quiz_path
-from learnvllm.study.site import DOCS, pages
+from learnvllm.study.site import DOCS, maths, pages
 
 SUFFIX = ".zh.md"
 FOLDER = "zh/"
@@ -35,6 +35,13 @@ def translated() -> dict[str, str]:
     """English page -> its translation, both as paths in the site's tree."""
     files = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*" + SUFFIX))
     return {name.removesuffix(SUFFIX) + ".md": FOLDER + name.removesuffix(SUFFIX) + ".md" for name in files}
+
+
+def shown() -> dict[str, str]:
+    """Translated pages, and the notebooks between them, which are in English: page -> the same in zh/."""
+    there = translated()
+    days = [day for day in DAYS if f"topics/{day.topic}/concepts.md" in there]
+    return there | {page.path: FOLDER + page.path for day in days for page in pages.notebook_pages(day)}
 
 
 def source_hash(page: Path) -> str:
@@ -54,7 +61,7 @@ def translated_source(name: str) -> str:
     Raises:
         StudyError: there is no English page of that name.
     """
-    other = translated()
+    other = shown()
     target = other[name]
     if not (DOCS / name).is_file():
         raise StudyError(f"docs/{_file_of(name)} translates docs/{name}, which is not there")
@@ -69,7 +76,7 @@ def translated_source(name: str) -> str:
 
 
 def mend_links(body: str, name: str, target: str, other: dict[str, str]) -> str:
-    """Links as they would be beside the English page -> as they must be from `target`."""
+    """Links as they would be beside the English page -> as they must be from `target`. Code is left alone."""
 
     def mended(found: re.Match[str]) -> str:
         if found[2].startswith("/"):
@@ -77,7 +84,11 @@ def mend_links(body: str, name: str, target: str, other: dict[str, str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
         return found[1] + posixpath.relpath(other.get(path, path), posixpath.dirname(target))
 
-    return _LINK.sub(mended, body)
+    return "".join(
+        text if is_code or text.startswith("`") else _LINK.sub(mended, text)
+        for is_code, part in maths.split_code(body)
+        for text in re.split(r"(`[^`\n]+`)", part)
+    )
 
 
 def title(name: str) -> str:

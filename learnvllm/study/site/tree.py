@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 
 from learnvllm.study import notebooks
-from learnvllm.study.catalogue import PAGES, find_notebooks
+from learnvllm.study.catalogue import DAYS, PAGES, find_notebooks
 from learnvllm.study.exercise import StudyError
 from learnvllm.study.site import (
     DOCS,
@@ -23,6 +23,7 @@ from learnvllm.study.site import (
     reference,
     translation,
     wide_tables,
+    words,
 )
 
 NOT_PAGES = ("hooks/", "overrides/")
@@ -80,6 +81,9 @@ def page_text(text: str, name: str, translated: str | None = None) -> str:
         return f"# {title}\n" + (f"\n{lead}\n" if lead else "")
 
     body = re.sub(r"(?m)^# (.+)\n", head, body, count=1)
+    if place.day is not None and Path(name).stem in PAGES:  # the navigation says "Concepts" alone
+        title, day = pages.heading(body), place.say(place.day.title)
+        meta = {**meta, "title": title if title.startswith(day) else place.say("{}: {}").format(day, title)}
     return pages.with_front_matter(meta, body)
 
 
@@ -92,7 +96,8 @@ LEAD = {
 def _lead(meta: dict[str, Any], place: directives.Place) -> str:
     """What a page's front matter promises, for the reader."""
     needed = meta.get("prerequisites") or []
-    before = ", ".join(_named(one, place) for one in ([needed] if isinstance(needed, str) else needed))
+    named = [_named(one, place) for one in ([needed] if isinstance(needed, str) else needed)]
+    before = words.listed(named, place.say) if named else ""
     values = (meta.get("outcome"), meta.get("minutes"), before)
     texts = LEAD[meta.get("language", "en")]
     said = [text.format(str(value).strip().rstrip(".。")) for text, value in zip(texts, values) if value]
@@ -118,11 +123,35 @@ def _named(needed: str, place: directives.Place) -> str:
 def _notebooks() -> dict[str, str]:
     paths = find_notebooks()
     made = {}
+    chinese = translation.shown()
     for path, notebook in zip(paths, notebooks.run_all(paths)):
         page = pages.notebook_path(path)
-        made[page] = directives.expand(notebook_pages.notebook_markdown(notebook, path), page)
+        made[page] = notebook_page(notebook, path, page, chinese.get(page))
         made[page.removesuffix(".md") + ".ipynb"] = nbformat.writes(notebook)
+        if page in chinese:
+            made[chinese[page]] = notebook_page(notebook, path, chinese[page], page)
     return made
+
+
+def notebook_page(notebook: Any, path: Path, page: str, other: str | None) -> str:
+    """One that has run, as a page.
+
+    Args:
+        page: its path in the tree. In zh/ it is as English as elsewhere, but what is around it, and where its
+            links lead, is Chinese: a reader of the day passes through it.
+        other: the page in the other language.
+    """
+    place = directives.place_of(page)
+    body = notebook_pages.notebook_markdown(notebook, path, place.say)
+    day = next(day for day in DAYS if day.number == int(path.parent.name[3:5]))
+    title = place.say("{}: {}").format(place.say(day.title), pages.heading(body))
+    meta: dict[str, Any] = {"title": title}
+    if other:
+        meta["translation"] = other.removesuffix(".md") + ".html"
+    if place.language == "zh":
+        body = translation.mend_links(body, pages.notebook_path(path), page, translation.shown())
+        meta |= {"language": "zh", "search": {"exclude": True}}
+    return pages.with_front_matter(meta, directives.expand(body, page))
 
 
 def write_site(out: Path) -> None:

@@ -6,12 +6,17 @@ looks for every text that a generator passes to `say`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 
 Say = Callable[[str], str]
 """English text -> the same in the language of the page."""
 
 CHINESE = {
+    # punctuation
+    "{}: {}": "{}：{}",
+    "{}, {}": "{}，{}",
+    "{0}, {1}": "{0}、{1}",
     # the plan of a day
     "Read": "阅读",
     "Run": "运行",
@@ -24,11 +29,14 @@ CHINESE = {
     "In vLLM": "在 vLLM 中",
     "Quiz": "测验",
     "Quiz, {} questions": "测验，{} 题",
+    "Step": "步骤",
+    "Title": "标题",
     "Minutes:": "分钟:",
     "In the terminal": "在终端里",
     "**All**": "**合计**",
     # exercises
     "This day has no exercises yet.": "这一天还没有练习。",
+    "No.:": "序号:",
     "Exercise": "练习",
     "Level": "类型",
     "Points:": "分数:",
@@ -63,6 +71,10 @@ CHINESE = {
     "Right": "正确",
     "Wrong": "错误",
     "Read about it": "阅读相关内容",
+    # notebooks
+    "Download the notebook": "下载 notebook",
+    ", or run it: ": "，或者运行：",
+    "Notebook: {}": "Notebook：{}",
     # the days
     "Architecture": "架构",
     "Engine core": "引擎核心",
@@ -77,6 +89,7 @@ CHINESE = {
     "Serving": "服务",
     "Day:": "天:",
     "Topic": "主题",
+    "Time": "用时",
     "one page": "一页",
     "*coming*": "*尚未写成*",
     "{} exercises, {} points": "{} 个练习，{} 分",
@@ -110,6 +123,11 @@ CHINESE = {
     "The words, in English and Chinese": "中英文术语",
     "The way of a request": "一个请求的全程",
 }
+
+
+def listed(parts: Iterable[str], say: Say) -> str:
+    """One after the other."""
+    return functools.reduce(say("{0}, {1}").format, parts)
 
 
 def chinese(english: str) -> str:

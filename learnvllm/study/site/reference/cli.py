@@ -42,7 +42,7 @@ def parser_section(parser: argparse.ArgumentParser, title: str, level: int) -> s
         if rows:
             named = group.title if group.title not in ("options", "positional arguments") else ""
             parts.append(f"**{named.capitalize()}**\n" if named else "")
-            parts.append(table(("", "Meaning"), rows) + "\n")
+            parts.append(table(("Argument", "Meaning"), rows) + "\n")
     for action in below:
         parts += [parser_section(sub, f"{title} {name}", level + 1) for name, sub in action.choices.items()]
     return "\n".join(part for part in parts if part)

@@ -29,7 +29,7 @@ def page() -> str:
         "What `learnvllm serve` answers: OpenAI's API with vLLM's extra fields (upstream namesake: "
         "`vllm/entrypoints/openai/`). The same as a schema for programs: `GET /openapi.json`. A field that "
         "is not listed is refused by name, never ignored.\n\n"
-        f"{table(('Route', ''), overview)}\n\n{sections}"
+        f"{table(('Route', 'What it does'), overview)}\n\n{sections}"
     )
 
 

@@ -65,7 +65,7 @@ def overview(entries: list[Entry]) -> str:
         (f"[{e.label}](#{e.anchor})", e.title, ", ".join(map(topic_link, e.topics)), len(e.tests))
         for e in entries
     ]
-    return table(("", "What", "Explained in", "Tests"), rows)
+    return table(("Number", "What", "Explained in", "Tests"), rows)
 
 
 def topic_link(topic: str) -> str:
