@@ -11,6 +11,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.day04 import CONCEPTS, make_manager, serve
+from support.refusal import refuses
 
 from learnvllm.kv_cache.block_pool import FreeKVCacheBlockQueue, KVCacheBlock
 from learnvllm.study import prefix_traces
@@ -41,9 +42,11 @@ def test_without_reuse_it_is_plain_lru():
     queue.appendleft(block(5))
     assert queue.num_free_blocks == 6, f"6 blocks are free, num_free_blocks says {queue.num_free_blocks}."
     assert ids(queue) == [5, 0, 1, 2, 3, 4], f"Nothing was reused: oldest first, got {ids(queue)}."
-    assert drain(queue) == [5, 0, 1, 2, 3, 4]
-    with pytest.raises(IndexError):
-        queue.popleft()
+    came = drain(queue)
+    assert came == [5, 0, 1, 2, 3, 4], (
+        f"popleft() must follow that order: expected [5, 0, 1, 2, 3, 4], the blocks came as {came}."
+    )
+    refuses(IndexError, queue.popleft, "popleft() of an empty queue must raise IndexError.")
 
 
 @pytest.mark.points(2)
@@ -58,8 +61,10 @@ def test_what_was_found_again_goes_last():
         "Blocks 10 and 11 were found again, 4 and 5 were not, although they came later than 10. Expected "
         f"{expected} from next out to last out, got {ids(queue)}. {READ}"
     )
-    assert drain(queue) == expected, (
-        "popleft() must follow the order that iterating shows, and give the protected at last."
+    came = drain(queue)
+    assert came == expected, (
+        "popleft() must follow the order that iterating shows, and give the protected at last: expected "
+        f"{expected}, the blocks came as {came}."
     )
 
 
@@ -80,7 +85,10 @@ def test_protection_is_bounded_and_the_oldest_gets_one_more_chance():
         f"for it and True for 11 and 12, got {[each.reused for each in reused]}."
     )
     queue.append(block(4))
-    assert ids(queue) == [0, 1, 2, 3, 10, 4, 11, 12], "What comes later stands behind block 10 on probation."
+    expected = [0, 1, 2, 3, 10, 4, 11, 12]
+    assert ids(queue) == expected, (
+        f"What comes later stands behind block 10 on probation: expected {expected}, got {ids(queue)}."
+    )
     for share, bound in ((0.25, 1), (0.75, 3), (1.0, 4)):
         of_four = SegmentedFreeQueue([block(i) for i in range(4)], protected_share=share).max_protected
         assert of_four == bound, f"A share of {share} of 4 blocks is {bound}, max_protected is {of_four}."
@@ -97,21 +105,28 @@ def test_blocks_leave_from_anywhere_and_mistakes_are_refused():
     protected = block(10, reused=True)
     queue.append(protected)
     for each in (blocks[2], protected):
-        assert each in queue
+        assert each in queue, f"Block {each.block_id} was put into the queue, and `in` does not find it."
         queue.remove(each)
-        assert each not in queue
-    assert ids(queue) == [0, 1, 3]
+        assert each not in queue, (
+            f"Block {each.block_id} was removed, and is still said to be `in` the queue."
+        )
+    assert ids(queue) == [0, 1, 3], (
+        f"Blocks 2 and 10 were removed from [0, 1, 2, 3, 10]: expected [0, 1, 3], got {ids(queue)}."
+    )
     assert queue.num_free_blocks == 3, f"3 blocks are left, num_free_blocks says {queue.num_free_blocks}."
     for outsider in (blocks[2], protected, block(11, reused=True)):
-        with pytest.raises(RuntimeError):
-            queue.remove(outsider)
+        rule = f"remove() of block {outsider.block_id}, which is not in the queue, must raise RuntimeError."
+        refuses(RuntimeError, lambda block=outsider: queue.remove(block), rule)
     queue.appendleft(protected)
     assert protected.reused is False, (
         "A block that goes to the very front has nothing worth protecting: it is not reused any more, so "
         "that remove() looks for it where it stands."
     )
     queue.remove(protected)
-    assert (ids(queue), queue.num_free_blocks) == ([0, 1, 3], 3)
+    got = (ids(queue), queue.num_free_blocks)
+    assert got == ([0, 1, 3], 3), (
+        f"Block 10 came to the front and left again: expected blocks and count ([0, 1, 3], 3), got {got}."
+    )
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -165,12 +180,12 @@ class QueueMachine(RuleBasedStateMachine):
             f"{len(expected)} blocks are free, num_free_blocks says {self.queue.num_free_blocks}"
         )
         for each in self.probation + self.protected:
-            assert each.reused == (each in self.protected), self.say(
-                f"block {each.block_id}: reused is {each.reused}"
+            protected = each in self.protected
+            assert each.reused == protected, self.say(
+                f"block {each.block_id}: reused must be {protected}, it is {each.reused}"
             )
-        assert not any(each in self.queue for each in self.outside), self.say(
-            "a block outside is said to be inside"
-        )
+        wrong = ids(each for each in self.outside if each in self.queue)
+        assert not wrong, self.say(f"blocks {wrong} are outside, and said to be `in` the queue")
 
     def say(self, what):
         return f"7 blocks, 3 may be protected. After {'; '.join(self.done[-8:])}: {what}. {READ}"
@@ -231,5 +246,6 @@ def test_the_pool_stays_whole_whatever_is_evicted(segmented):
     for i, prompt in enumerate(prefix_traces.conversations(60)):
         serve(manager, str(i), prompt[:40])
         manager.check_invariants([])
-    assert manager.reset_prefix_cache()
+    done = manager.reset_prefix_cache()
+    assert done is True, f"Nobody holds a block: reset_prefix_cache() must return True; got {done!r}."
     manager.check_invariants([])
