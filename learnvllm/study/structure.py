@@ -107,6 +107,7 @@ def _mistakes_of_grader(exercise: Exercise) -> Iterator[str]:
     if "load_subject(__file__)" not in grader:
         yield "test_exercise.py does not call load_subject(__file__): whose code would it grade?"
     yield from _mistakes_of_messages(exercise)
+    yield from _mute_checks(exercise)
     for node in ast.walk(ast.parse(grader)):
         if isinstance(node, ast.ImportFrom) and node.module == exercise.module:
             names = {alias.name for alias in node.names} & set(exercise.symbols)
@@ -114,6 +115,21 @@ def _mistakes_of_grader(exercise: Exercise) -> Iterator[str]:
                 yield f"test_exercise.py takes {', '.join(sorted(names))} from the reference, not the subject"
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tests":
             yield "test_exercise.py imports from tests/, which a learner may not have: use exercises/support/"
+
+
+def _mute_checks(exercise: Exercise) -> Iterator[str]:
+    """Every check says in words what must hold: a beginner who fails it has nothing but the message."""
+    for path in (exercise.test_path, *support_files(exercise)):
+        for node in ast.walk(ast.parse(read_bytes(path))):
+            where = f"{path.name}, line {getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Assert) and node.msg is None:
+                yield f"{where}: an assert without a message; say what is expected and what came"
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.raises":
+                yield f"{where}: pytest.raises does not say which call: use refuses of support.refusal"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "lesson":
+                missing = {"expected", "got", "read"} - {keyword.arg for keyword in node.keywords}
+                if missing:  # on a failure only, a TypeError would take the message's place
+                    yield f"{where}: lesson() without {', '.join(sorted(missing))}"
 
 
 def _mistakes_of_messages(exercise: Exercise) -> Iterator[str]:

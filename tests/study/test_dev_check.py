@@ -25,12 +25,12 @@ subject = load_subject(__file__)
 
 @pytest.mark.points(1)
 def test_exact():
-    assert subject.cdiv(4, 2) == 2
+    assert subject.cdiv(4, 2) == 2, "exact"
 
 
 @pytest.mark.points(1)
 def test_rounding():
-    assert subject.cdiv(5, 2) == 3
+    assert subject.cdiv(5, 2) == 3, "rounding"
 """
 MUTANTS = "".join(
     f"""[[mutant]]
@@ -158,8 +158,11 @@ def test_a_mutant_that_lives_is_told(tiny: Exercise) -> None:
             "import pytest\nfrom learnvllm.architecture.math_utils import cdiv\n",
             "takes cdiv from the reference",
         ),
-        ("test_exercise.py", "== 3", '== 3, f"Read {WALKTHROUGH}, rounding."', "names the walkthrough"),
-        ("test_exercise.py", "== 3", '== 3, f"Read {CONCEPTS}, rounding."', "sends to a whole page"),
+        ("test_exercise.py", '"rounding"', 'f"Read {WALKTHROUGH}, rounding."', "names the walkthrough"),
+        ("test_exercise.py", '"rounding"', 'f"Read {CONCEPTS}, rounding."', "sends to a whole page"),
+        ("test_exercise.py", '== 2, "exact"', "== 2", "an assert without a message"),
+        ("test_exercise.py", "import pytest\n", "import pytest\n\nr = pytest.raises\n", "use refuses"),
+        ("test_exercise.py", '"exact"', 'lesson("r", got=1, expected=2)', "lesson() without read"),
         ("exercise.py", "raise NotImplementedError", "return", "not what the reference gives"),
         (
             "exercise.toml",
@@ -208,7 +211,9 @@ def test_pages_are_held_to_it(tiny: Exercise) -> None:
     assert structure.mistakes(tiny) == []
 
 
-@pytest.mark.parametrize("message", ['lesson("rule", read="{}")', 'READ = "{}"', 'f"Read {{CONCEPTS}}#{}."'])
+@pytest.mark.parametrize(
+    "message", ['lesson("rule", expected=1, got=2, read="{}")', 'READ = "{}"', 'f"Read {{CONCEPTS}}#{}."']
+)
 @pytest.mark.parametrize("section", ["floor", "cost-of-rounding", "in-code"])
 def test_a_section_that_a_failure_names_is_on_the_page(tiny: Exercise, message: str, section: str) -> None:
     docs = tiny.folder.parents[2] / "docs/topics/architecture"
