@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from learnvllm.architecture.config import EngineConfig
@@ -124,6 +125,15 @@ def finish(sim: Simulation, arrivals: list[Arrival], max_steps: int = 3000) -> S
         "still held. Invariant: who ends or gives way hands back all blocks."
     )
     return sim
+
+
+def run_until(done: Callable[[], bool], advance: Callable[[], object], what: str) -> None:
+    """`advance` until `done`. what: told where it does not come about."""
+    for _ in range(200):
+        if done():
+            return
+        advance()
+    raise AssertionError(f"Within 20 steps {what}; after 200 it has not happened.")
 
 
 def check_tokens(sim: Simulation, arrival: Arrival) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.day03 import CONCEPTS, async_over, check_tokens, finish, simulation
+from support.day03 import CONCEPTS, async_over, check_tokens, finish, run_until, simulation
 
 from learnvllm.architecture.request import RequestStatus
 from learnvllm.scheduling.output_maker import OutputMaker
@@ -170,8 +170,7 @@ def test_several_give_way_from_the_back_and_return_in_order():
     arrivals = [request("a", 12, 12), request("b", 4, 12), request("c", 4, 12)]
     for arrival in arrivals:
         sim.add(arrival)
-    while len(sim.scheduler.running) != 1:
-        sim.step()
+    run_until(lambda: len(sim.scheduler.running) == 1, sim.step, "b and c have both given way to a")
     waiting = [r.request_id for r in sim.scheduler.waiting]
     assert waiting == ["b", "c"], (
         f"b and c have both given way to a, and the queue is {waiting}; expected ['b', 'c']. c, the last, "

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.day03 import CONCEPTS, async_over, check_tokens, finish, simulation
+from support.day03 import CONCEPTS, async_over, check_tokens, finish, run_until, simulation
 
 from learnvllm.scheduling.simulator import Arrival
 from learnvllm.scheduling.toy import make_prompt, toy_config
@@ -220,10 +220,8 @@ def test_a_request_that_comes_back_computes_its_output_too():
     sim = simulation(Scheduler, toy_config(num_blocks=7, block_size=4))
     sim.add(request("a", 8, 10))
     b = sim.add(request("b", 8, 10))
-    while not b.num_preemptions:
-        sim.step()
-    while "b" not in sim.schedule().num_scheduled_tokens:
-        sim.update()
+    run_until(lambda: b.num_preemptions > 0, sim.step, "b gives way to a")
+    run_until(lambda: "b" in sim.schedule().num_scheduled_tokens, sim.update, "b returns")
     got = sim.steps[-1].num_scheduled_tokens["b"]
     assert got == b.num_tokens, (
         f"b lost its KV and returns with {b.num_tokens} known tokens, 8 of its prompt and {b.num_tokens - 8} "
