@@ -23,7 +23,6 @@ from textual.worker import Worker, WorkerState
 from learnvllm.study import files, journal, watch
 from learnvllm.study.catalogue import find_exercise
 from learnvllm.study.checking import Checked, check
-from learnvllm.study.commands.overview import NO_EXERCISES
 from learnvllm.study.exercise import Exercise, StudyError
 from learnvllm.study.overview import Course, ExerciseState, course
 from learnvllm.study.progress import record_hint
@@ -105,7 +104,7 @@ class StudyApp(App[None]):
         tree.clear()
         tree.show_root, tree.guide_depth = False, INDENT
         for day in self.course.days:
-            told = f"{day.passed}/{len(day.exercises)}" if day.exercises else NO_EXERCISES[day.status]
+            told = f"{day.passed}/{len(day.exercises)}" if day.exercises else day.status
             branch = tree.root.add(f"{day.day.number:>2} {day.day.title}  {told}", expand=bool(day.exercises))
             for state in day.exercises:
                 node = branch.add_leaf("", data=state.exercise)
