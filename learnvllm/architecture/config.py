@@ -21,7 +21,7 @@ from learnvllm.architecture.errors import ConfigError
 from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.architecture.text import is_utf8
 
-_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+_STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Policy = Literal["fcfs", "priority", "shortest"]

@@ -92,8 +92,9 @@ class MPClient(EngineCoreClient):
                 return
             self._closing.set()  # nothing else is sent from here on
         self._receiver.join()
-        if self._dead is None:
+        if self._engine.is_alive():  # also where its output could not be read: it is to end in its own way
             self._engine.send(EngineCoreRequestType.SHUTDOWN.value, *self._encoder.encode(None))
+        if self._dead is None:
             self._die("The engine has been shut down.")
         self._engine.shutdown()
 

@@ -22,7 +22,7 @@ class RequestOutputCollector:
         self._ready = asyncio.Event()
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Never blocks. An exception takes the place of any output not yet taken, and stays."""
+        """Never blocks. An exception takes the place of any output not yet taken; nothing takes its own."""
         if isinstance(self._output, Exception):
             return
         if self._output is None or isinstance(output, Exception):

@@ -75,9 +75,12 @@ class MultiprocExecutor(Executor):
     def collective_rpc(
         self, method: str, args: tuple[Any, ...] = (), timeout: float | None = None
     ) -> list[Any]:
+        future = self._call(method, args)
         try:
-            return self._call(method, args).result(timeout)
+            return future.result(timeout)
         except FutureTimeoutError:
+            if future.done():  # it is the method's own
+                raise
             raise EngineTimeoutError(f"Not every worker answered {method!r} within {timeout} s.") from None
 
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:

@@ -52,9 +52,12 @@ class UniProcExecutor(Executor):
                 parameter="timeout",
                 value=timeout,
             )
+        future = self._submit(method, args)
         try:
-            return [self._submit(method, args).result(timeout)]
+            return [future.result(timeout)]
         except FutureTimeoutError:
+            if future.done():  # it is the method's own
+                raise
             raise EngineTimeoutError(f"The worker did not answer {method!r} within {timeout} s.") from None
 
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:

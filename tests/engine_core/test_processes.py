@@ -24,7 +24,7 @@ from learnvllm.architecture.errors import (
 )
 from learnvllm.architecture.messages import EngineCoreRequest, FinishReason
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.engine_core import engine_process
+from learnvllm.engine_core import engine_process, mp_client
 from learnvllm.engine_core.core_client import InprocClient, SyncEngineCoreClient
 from learnvllm.engine_core.mp_client import SyncMPClient
 from learnvllm.engine_core.protocol import EngineCoreRequestType
@@ -307,6 +307,20 @@ def test_shutdown_wakes_a_waiting_thread(client) -> None:
     assert [str(error) for error in errors] == ["The engine has been shut down."]
     assert client._engine.process.exitcode == 0
     client.shutdown()  # a second time is fine
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_whose_output_cannot_be_read_ends_in_its_own_way(monkeypatch) -> None:
+    def unreadable(*_):
+        raise ValueError("no msgpack")
+
+    client = SyncMPClient(build_scripted_core, make_config())
+    monkeypatch.setattr(mp_client.MsgpackDecoder, "decode", unreadable)
+    client.add_request(request("r", [5, 6]))
+    with pytest.raises(EngineDeadError, match="cannot be read: ValueError: no msgpack"):
+        client.get_output()
+    client.shutdown()
+    assert client._engine.process.exitcode == 0
 
 
 SCRIPT = """

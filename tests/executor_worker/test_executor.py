@@ -350,6 +350,23 @@ def load_slow_model(config: EngineConfig) -> DecoderModel:
     return SlowModel(config)
 
 
+def load_model_that_gives_up(config: EngineConfig) -> DecoderModel:
+    class GivesUp(FakeModel):
+        def forward(self, input_ids, positions, ctx):  # type: ignore[no-untyped-def]
+            raise TimeoutError("a lock of its own")
+
+    return GivesUp(config)
+
+
+@pytest.mark.parametrize("kind", [UniProcExecutor, MultiprocExecutor])
+def test_a_timeout_within_a_method_is_the_methods_own_error(kind: type[Executor]) -> None:
+    backend = "mp" if kind is MultiprocExecutor else "uni"
+    executor = kind(make_config(backend=backend), load_model_that_gives_up)
+    with pytest.raises(TimeoutError, match="a lock of its own"):
+        executor.collective_rpc("determine_available_memory")
+    executor.shutdown()
+
+
 def test_a_call_that_takes_too_long_times_out_and_shutdown_still_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,7 +28,7 @@ class RequestOutputCollector:
         raise NotImplementedError("TODO: RequestOutputCollector.__init__")
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Never blocks. An exception takes the place of any output not yet taken, and stays."""
+        """Never blocks. An exception takes the place of any output not yet taken; nothing takes its own."""
         # TODO: See the docstrings. One slot; put merges what has not been taken with what comes.
         raise NotImplementedError("TODO: RequestOutputCollector.put")
 

@@ -199,7 +199,7 @@ def sample(
     int32; seeds, positions: [n] int64 -> [n] int64.
     """
     count, vocab = len(indices), logits.shape[1]
-    threads = threads_for(count, 1) if count > 1 else 1
+    threads = max(1, threads_for(count - 1, 1))
     stride = (vocab + 1) * 4
     weights = np.empty((threads, vocab + 1), dtype=np.float32)
     histograms = np.empty((threads, BINS), dtype=np.int64)

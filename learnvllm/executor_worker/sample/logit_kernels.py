@@ -25,7 +25,7 @@ def _penalize(args):  # type: ignore[no-untyped-def]
         inverse = np.float32(1.0) / r
         for j in range(max(0, begin - i * vocab), min(vocab, end - i * vocab)):
             seen = occurrences[j]
-            output = seen & np.int32(0x3FFFFFFF)
+            output = seen & np.int32(0x3FFFFFFF)  # all but penalties.IN_PROMPT
             factor = (inverse if x[j] > np.float32(0.0) else r) if seen > 0 else np.float32(1.0)
             x[j] = x[j] * factor - f * np.float32(output) - (p if output > 0 else np.float32(0.0))
 
@@ -106,7 +106,7 @@ def logprobs(
     values = np.empty((count, num_top + 1), dtype=np.float32)
     ranks = np.empty(count, dtype=np.int32)
     _logprobs(
-        threads_for(count, 1) if count > 1 else 1,
+        max(1, threads_for(count - 1, 1)),
         address(logits, np.float32, logits.size),
         count,
         vocab,
