@@ -29,6 +29,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 
 from learnvllm.architecture import envs
 from learnvllm.architecture.errors import LearnVLLMError
+from learnvllm.study import notebook_kernel
 from learnvllm.study.files import ROOT
 
 logger = logging.getLogger("mkdocs.plugins.notebooks")  # shown by `mkdocs build`, which shows nobody else's
@@ -139,12 +140,12 @@ class _ThisInterpreter(AsyncKernelManager):
 
     @property
     def kernel_spec(self) -> KernelSpec:
-        seeds = "__import__('random').seed(0); __import__('numpy').random.seed(0)"
+        module = f"__import__('{notebook_kernel.__name__}', fromlist=['*'])"  # leaves no name behind
         return KernelSpec(
             argv=[
                 *(sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"),
                 "--HistoryManager.enabled=False",
-                f"--InteractiveShellApp.exec_lines={seeds}",
+                f"--InteractiveShellApp.exec_lines={module}.seed_at_first_cell(get_ipython())",
             ],
             display_name="Python 3",
             language="python",
