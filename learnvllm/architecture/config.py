@@ -74,7 +74,8 @@ class ModelConfig:
     """Directory with config.json, tokenizer.json and *.safetensors."""
     arch: ModelArchitecture
     dtype: Dtype = "auto"
-    """auto: fp16-packed weights, fp32 activations. float32: the exact path, which the oracle tests use."""
+    """auto: on a CPU fp16-packed weights and fp32 activations, on a GPU what the checkpoint is stored in (16
+    bits at most). float32: the exact path, which the oracle tests use."""
     max_model_len: int = 0
     """Longest prompt + output in tokens; 0 takes the model's own limit."""
     seed: int = 0
@@ -207,7 +208,7 @@ class DeviceConfig:
     """Where it computes."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the CPU. cuda is refused until the models run there (Day 5)."""
+    """auto: a GPU where there is one, else the CPU."""
     num_threads: int | None = None
     """Compute threads on a CPU, at most MAX_THREADS; None: physical cores."""
     cpu_kernels: Literal["numba", "torch"] = "numba"
@@ -219,7 +220,6 @@ class DeviceConfig:
             self.num_threads,
             f"must be between 1 and {MAX_THREADS}; leave it out for one a physical core",
         )
-        _check(self.device != "cuda", "device", self.device, "must be cpu: models run on a CPU only so far")
 
 
 @_config

@@ -8,7 +8,10 @@ CpuPlatform).
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from learnvllm.architecture import envs
@@ -143,7 +146,7 @@ class CpuPlatform(Platform):
 
 
 class CudaPlatform(Platform):
-    """NVIDIA GPUs, seen through torch. `current_platform` hands it out once the models run there (Day 5)."""
+    """NVIDIA GPUs, seen through torch. The current device of CUDA is left alone here: workers set theirs."""
 
     device_type = "cuda"
     capabilities: frozenset[Capability] = frozenset({"memory_statistics"})
@@ -152,6 +155,9 @@ class CudaPlatform(Platform):
 
     @classmethod
     def device_count(cls) -> int:
+        """GPUs that torch can use. Without the driver there is none, and torch need not be imported."""
+        if not _has_cuda_driver():
+            return 0
         import torch
 
         return torch.cuda.device_count()
@@ -168,18 +174,21 @@ class CudaPlatform(Platform):
 
 
 def current_platform(device: DeviceName = "auto", device_ids: tuple[int, ...] | None = None) -> Platform:
-    """The platform for a device name; auto is the CPU, also where there is a GPU.
+    """The platform for a device name. auto: the GPU where there is one, else the CPU.
 
     Raises:
-        ConfigError: cuda is asked for, where models cannot run yet, or a device id does not exist.
+        ConfigError: cuda is asked for and there is no GPU, or a device id does not exist.
     """
-    if device == "cuda":
+    if device == "cpu" or (device == "auto" and CudaPlatform.device_count() == 0):
+        return CpuPlatform(device_ids)
+    if CudaPlatform.device_count() == 0:
         raise ConfigError(
-            "device='cuda': models run on the CPU only so far; use --device cpu.",
+            "device='cuda': torch sees no GPU here (no NVIDIA driver, a CPU build of torch, or "
+            "CUDA_VISIBLE_DEVICES hides it); use --device cpu.",
             parameter="device",
             value=device,
         )
-    return CpuPlatform(device_ids)
+    return CudaPlatform(device_ids)
 
 
 def uses_async_scheduling(config: EngineConfig) -> bool:
@@ -196,6 +205,17 @@ def prefill_tokens_per_decode(config: EngineConfig) -> int:
     if asked is not None:
         return asked
     return current_platform(config.device_config.device).prefill_tokens_per_decode_default
+
+
+@cache
+def _has_cuda_driver() -> bool:
+    """Whether NVIDIA's driver library can be loaded: asked first, for importing torch takes a second."""
+    import ctypes
+
+    with suppress(OSError):
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return True
+    return False
 
 
 def _cgroup_memory_limit() -> int | None:

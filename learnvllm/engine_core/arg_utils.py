@@ -43,7 +43,7 @@ class EngineArgs:
     served_model_name: str | None = _flag(None, "Name of the model in the API. Left out: the model's own.")
     dtype: Dtype = _flag(
         ModelConfig.dtype,
-        "auto: fp16 weights with fp32 arithmetic. float32: exact.",
+        "auto: fp16 weights and fp32 arithmetic on a CPU, the checkpoint's 16 bits on a GPU. float32: exact.",
     )
     max_model_len: int | None = _flag(
         None, "Longest prompt + output in tokens. Left out: the model's own limit."
@@ -117,7 +117,7 @@ class EngineArgs:
     )
 
     device: Literal["auto", "cpu", "cuda"] = _flag(
-        DeviceConfig.device, "Where to compute. auto: the CPU. cuda: refused, models do not run there yet."
+        DeviceConfig.device, "Where to compute. auto: a GPU where there is one, else the CPU."
     )
     num_threads: int | None = _flag(None, "Compute threads on a CPU. Left out: the physical cores.")
     cpu_kernels: Literal["numba", "torch"] = _flag(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 
 import torch
 
@@ -61,7 +62,7 @@ class Worker:
         if self._load_model is None:
             from learnvllm.model_layers.registry import load_model
 
-            self._load_model = load_model
+            self._load_model = partial(load_model, device=self.device)
         with torch.inference_mode():
             self.model = self._load_model(self.config)
         release_freed_memory()
@@ -87,7 +88,9 @@ class Worker:
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
             runner.dummy_run(tokens, scheduler.max_num_seqs)
-            return torch.cuda.max_memory_allocated(self.device) - before
+            peak = torch.cuda.max_memory_allocated(self.device) - before
+            torch.cuda.empty_cache()  # or what the run has freed would count as in use
+            return peak
         profiled = min(tokens, CPU_PROFILE_TOKENS)
         with PeakMemory() as memory:
             runner.dummy_run(profiled, cdiv(scheduler.max_num_seqs * profiled, tokens))

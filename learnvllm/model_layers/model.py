@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
@@ -22,6 +23,8 @@ class DecoderModel(ABC):
 
     arch: ModelArchitecture
     held: HeldWeights
+    dtype: torch.dtype = torch.float32
+    """Of activations, and so of what attention caches."""
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
@@ -36,9 +39,9 @@ class DecoderModel(ABC):
         """The layers that need a KV cache: "layers.0", "layers.1" and so on."""
         return [f"layers.{i}" for i in range(self.arch.num_layers)]
 
-    def kv_cache_specs(self, block_size: int, dtype: str = "float32") -> dict[str, KVCacheSpec]:
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
         """Each layer's needs of the KV cache, by layer name."""
-        arch = self.arch
+        arch, dtype = self.arch, str(self.dtype).removeprefix("torch.")
         specs: dict[str, KVCacheSpec] = {}
         for name, layer_type in zip(self.layer_names, arch.layer_types):
             sizes = (block_size, arch.num_kv_heads, arch.head_dim, dtype)

@@ -18,6 +18,8 @@ from torch import Tensor
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.model_layers.linear_kernels import LinearMode
 
+CPU = torch.device("cpu")
+
 
 class TensorSource(Protocol):
     """A checkpoint: tensors by name."""
@@ -59,9 +61,14 @@ class Weights:
 
     source: TensorSource
     linear_mode: LinearMode = "fp32"
-    """fp32: exact. fp16: linear weights rounded to half precision, activations stay fp32."""
+    """fp32: exact. fp16: linear weights rounded to half precision, activations stay fp32. torch: weights and
+    activations in `dtype`, on any device."""
     max_positions: int | None = None
     """Rotary tables need not be longer than this. None: the model's own limit."""
+    device: torch.device = CPU
+    """Where the model is to compute: `take` moves what it takes there."""
+    dtype: torch.dtype = torch.float32
+    """Of activations, and of linear weights that are used as they are (`linear_mode` torch)."""
     prefix: str = ""
     held: HeldWeights = field(default_factory=HeldWeights)
 
@@ -70,12 +77,12 @@ class Weights:
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `prefix + name`, exactly of this shape, in its stored dtype.
+        """The tensor `prefix + name`, exactly of this shape, in its stored dtype, on `device`.
 
         Raises:
             ModelLoadError: it is missing, or its shape is another.
         """
-        return self.source.take(self.prefix + name, shape)
+        return self.source.take(self.prefix + name, shape).to(self.device)
 
     def error(self, name: str, what: str) -> ModelLoadError:
         """The tensor `prefix + name` cannot be held in the form that was asked for."""

@@ -47,6 +47,7 @@ def make_config(
     backend: str = "uni",
     seed: int = 0,
     vocab: int = VOCAB,
+    device: str = "cpu",
 ) -> EngineConfig:
     return EngineConfig(
         model_config=ModelConfig(
@@ -63,5 +64,5 @@ def make_config(
             async_scheduling=async_scheduling,
         ),
         parallel_config=ParallelConfig(distributed_executor_backend=backend),
-        device_config=DeviceConfig(device="cpu", num_threads=1),
+        device_config=DeviceConfig(device=device, num_threads=1),  # type: ignore[arg-type]
     )

@@ -72,8 +72,9 @@ class Gemma3ForCausalLM(DecoderModel):
         self.arch = arch
         self.held = weights.held
         max_positions = weights.max_positions or arch.max_position_embeddings
-        global_rope = cos_sin_cache(arch.rope, arch.head_dim, max_positions)
-        local_rope = cos_sin_cache(arch.rope_local or arch.rope, arch.head_dim, max_positions)
+        global_rope = cos_sin_cache(arch.rope, arch.head_dim, max_positions).to(weights.device)
+        local = arch.rope_local or arch.rope
+        local_rope = cos_sin_cache(local, arch.head_dim, max_positions).to(weights.device)
         self.embed_tokens = Embedding(arch, weights)
         self.embed_scale = arch.hidden_size**0.5
         self.layers = [

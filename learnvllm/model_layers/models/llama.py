@@ -76,7 +76,8 @@ class LlamaForCausalLM(DecoderModel):
     ) -> None:
         self.arch = arch
         self.held = weights.held
-        rope = cos_sin_cache(arch.rope, arch.head_dim, weights.max_positions or arch.max_position_embeddings)
+        max_positions = weights.max_positions or arch.max_position_embeddings
+        rope = cos_sin_cache(arch.rope, arch.head_dim, max_positions).to(weights.device)
         self.embed_tokens = Embedding(arch, weights)
         self.layers = []
         for i in range(arch.num_layers):
