@@ -84,6 +84,8 @@ class ModelConfig:
     max_logprobs: int = 20
     load_format: Literal["auto", "dummy"] = "auto"
     """dummy: random weights (seeded), for benchmarks without a checkpoint."""
+    enforce_eager: bool = False
+    """On a GPU: launch every kernel by itself, never a recorded graph of them."""
 
     def __post_init__(self) -> None:
         limit = self.arch.max_position_embeddings

@@ -119,6 +119,12 @@ REGISTRY: dict[str, EnvVar] = {
             "CPU operators: compiled numba kernels or their readable torch twins.",
         ),
         EnvVar(
+            "LEARNVLLM_MODEL_RUNNER",
+            None,
+            _one_of("simple", "device"),
+            "Model runner: simple rebuilds a step's inputs on the host, device keeps them on the GPU.",
+        ),
+        EnvVar(
             "LEARNVLLM_NUM_THREADS",
             None,
             _num_threads,

@@ -21,8 +21,9 @@ from learnvllm.architecture.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-Capability = Literal["host_kernels", "memory_statistics"]
-"""host_kernels: operators compiled for the CPU run here. memory_statistics: the allocator counts the peak."""
+Capability = Literal["host_kernels", "memory_statistics", "cuda_graphs"]
+"""host_kernels: operators compiled for the CPU run here. memory_statistics: the allocator counts the peak.
+cuda_graphs: launches can be recorded and replayed."""
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
@@ -42,6 +43,8 @@ class Platform(ABC):
     """Whether scheduling a step ahead pays here when the user does not say."""
     prefill_tokens_per_decode_default: int
     """What SchedulerConfig.prefill_tokens_per_decode is when the user does not say."""
+    default_runner: Literal["simple", "device"]
+    """The model runner that pays (executor_worker/runner_selector.py)."""
 
     def __init__(self, device_ids: tuple[int, ...] | None = None) -> None:
         count = self.device_count()
@@ -105,6 +108,7 @@ class CpuPlatform(Platform):
     async_scheduling_default = False
     # Two prompt tokens a decode make a step two to three times as long (benchmarks/results/latency.txt).
     prefill_tokens_per_decode_default = 2
+    default_runner = "simple"  # host and device are the same memory: nothing to keep apart
 
     def device(self, local_rank: int = 0) -> torch.device:
         """Every rank shares the one CPU."""
@@ -149,9 +153,10 @@ class CudaPlatform(Platform):
     """NVIDIA GPUs, seen through torch. The current device of CUDA is left alone here: workers set theirs."""
 
     device_type = "cuda"
-    capabilities: frozenset[Capability] = frozenset({"memory_statistics"})
+    capabilities: frozenset[Capability] = frozenset({"memory_statistics", "cuda_graphs"})
     async_scheduling_default = True
     prefill_tokens_per_decode_default = 0  # hundreds of prompt tokens cost little more than none
+    default_runner = "device"
 
     @classmethod
     def device_count(cls) -> int:

@@ -55,6 +55,9 @@ class EngineArgs:
     load_format: Literal["auto", "dummy"] = _flag(
         ModelConfig.load_format, "dummy: random weights, for benchmarks without a checkpoint."
     )
+    enforce_eager: bool = _flag(
+        ModelConfig.enforce_eager, "On a GPU: launch every kernel by itself, no CUDA graphs."
+    )
 
     block_size: int = _flag(CacheConfig.block_size, "Tokens in a block of the KV cache.")
     gpu_memory_utilization: float = _flag(

@@ -28,6 +28,9 @@ class AttentionMetadata:
     """[R, W] int32: block ids in the order of the tokens they hold."""
     slot_mapping: Tensor
     """[T] int64: block * block_size + offset for each token; -1: do not store it."""
+    max_query_len: int | None = None
+    """Upper bounds that the host knows, so that a kernel need not ask the device. None: not known."""
+    max_seq_len: int | None = None
 
 
 @dataclass

@@ -134,7 +134,7 @@ def tiny_directory(tmp_path: Path) -> Path:
 
 
 def test_a_flag_that_would_do_nothing_does_not_exist() -> None:
-    with pytest.raises(ConfigError, match="'enforce_eager' is not an engine argument"):
+    with pytest.raises(ConfigError, match="'swap_space' is not an engine argument"):
         EngineArgs.from_kwargs({"enforce_eager": True})
 
 
