@@ -135,7 +135,7 @@ def tiny_directory(tmp_path: Path) -> Path:
 
 def test_a_flag_that_would_do_nothing_does_not_exist() -> None:
     with pytest.raises(ConfigError, match="'swap_space' is not an engine argument"):
-        EngineArgs.from_kwargs({"enforce_eager": True})
+        EngineArgs.from_kwargs({"swap_space": 4})
 
 
 def test_every_flag_reaches_the_configuration() -> None:
