@@ -125,6 +125,12 @@ REGISTRY: dict[str, EnvVar] = {
             "Model runner: simple rebuilds a step's inputs on the host, device keeps them on the GPU.",
         ),
         EnvVar(
+            "LEARNVLLM_GPU_KERNELS",
+            "triton",
+            _one_of("triton", "torch"),
+            "GPU operators: Triton kernels or their readable torch twins.",
+        ),
+        EnvVar(
             "LEARNVLLM_NUM_THREADS",
             None,
             _num_threads,
