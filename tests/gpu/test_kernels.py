@@ -52,6 +52,25 @@ def test_rope_and_cache(  # type: ignore[no-untyped-def]
     checks.check_rope_and_cache(at, name, heads, dim, rot_dim, block_size)
 
 
+@pytest.mark.parametrize("around", ["", "norm", "add", "norm, silu", "gelu_tanh, add"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [(1, (10, 24)), (3, (6, 1500)), (4, (1024, 3072)), (1, (4096, 1024)), (2, (6144, 1024))],
+)
+def test_small_linear(at: Place, rows: int, shape: tuple[int, int], bias: bool, around: str) -> None:
+    checks.check_small_linear(at, rows, shape, bias, around)
+
+
+@pytest.mark.parametrize(("rows", "vocab_size"), [(1, 10), (256, 50_257), (5, 151_936)])
+def test_sampling(at: Place, rows: int, vocab_size: int) -> None:
+    checks.check_sampling(at, rows, vocab_size)
+
+
+def test_sampling_of_what_is_not_finite(at: Place) -> None:
+    checks.check_sampling_of_what_is_not_finite(at)
+
+
 @pytest.mark.parametrize("case", ATTENTION_CASES)
 def test_paged_attention(at: Place, case: str) -> None:
     checks.check_paged_attention(at, case)

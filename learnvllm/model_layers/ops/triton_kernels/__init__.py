@@ -8,6 +8,7 @@ they run on the CPU, slowly, which is how tests run them. Upstream: vllm/v1/atte
 
 from learnvllm.model_layers.ops.triton_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from learnvllm.model_layers.ops.triton_kernels.attention_launch import paged_attention
+from learnvllm.model_layers.ops.triton_kernels.linear import MAX_ROWS, small_linear
 from learnvllm.model_layers.ops.triton_kernels.norm import fused_add_rms_norm, rms_norm
 from learnvllm.model_layers.ops.triton_kernels.rope_cache import (
     qk_norm_rope_and_cache,
@@ -17,6 +18,7 @@ from learnvllm.model_layers.ops.triton_kernels.rope_cache import (
 )
 
 __all__ = [
+    "MAX_ROWS",
     "fused_add_rms_norm",
     "gelu_tanh_and_mul",
     "paged_attention",
@@ -26,4 +28,5 @@ __all__ = [
     "rope_and_cache",
     "rotary_embedding",
     "silu_and_mul",
+    "small_linear",
 ]

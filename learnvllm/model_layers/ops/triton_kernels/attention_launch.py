@@ -23,9 +23,9 @@ from learnvllm.model_layers.ops.triton_kernels.launch import (
 )
 
 FEW_ROWS = 16  # what the matrix units take at least
-ROWS, WARPS, STAGES = 128, 8, 2  # of a batch with chunks
-DECODE_WARPS, DECODE_STAGES = 4, 3
-TILE = 64
+ROWS, TILE, WARPS, STAGES = 128, 64, 8, 2  # of a batch with chunks
+DECODE_TILE, DECODE_WARPS, DECODE_STAGES = 64, 4, 3
+FP32_ROWS, FP32_TILE = 32, 32  # no matrix units: more would not fit the registers
 MAX_SPLITS = 32
 
 
@@ -59,7 +59,7 @@ def num_splits(programs: int, max_seq_len: int, multiprocessors: int) -> int:
     programs: there are without splitting; max_seq_len: an upper bound. A power of two, as each number of
     splits is a kernel of its own.
     """
-    wanted = min(2 * multiprocessors // max(programs, 1), max_seq_len // TILE, MAX_SPLITS)
+    wanted = min(2 * multiprocessors // max(programs, 1), max_seq_len // DECODE_TILE, MAX_SPLITS)
     return power_of_two(wanted + 1) // 2 if wanted > 1 else 1
 
 
@@ -77,7 +77,9 @@ def paged_attention(
         return out
     few = max(FEW_ROWS, power_of_two(group))
     is_decode = max_query_len is not None and max_query_len * group <= few
-    rows = few if is_decode else max(ROWS, few)
+    is_fp32 = q.dtype is torch.float32
+    rows = few if is_decode else max(FP32_ROWS if is_fp32 else ROWS, few)
+    tile = FP32_TILE if is_fp32 else DECODE_TILE if is_decode else TILE
     tiles = requests if is_decode else tokens // (rows // group) + requests
     if splits is None:
         bound = block_table.shape[1] * block_size if max_seq_len is None else max_seq_len
@@ -92,7 +94,7 @@ def paged_attention(
         scale * LOG2_E.value, sliding_window or 0, q.stride(0), q.stride(1), k_cache.stride(0),
         k_cache.stride(1), block_table.stride(0), q_heads,
         GROUP=group, HEAD_DIM=dim, DIM=max(16, power_of_two(dim)), BLOCK_SIZE=block_size,
-        FEW_ROWS=few, ROWS=rows, TILE=TILE, SPLITS=splits,
+        FEW_ROWS=few, ROWS=rows, TILE=tile, SPLITS=splits,
         WINDOW=sliding_window is not None, SINKS=sinks is not None, EARLY=early,
         num_warps=DECODE_WARPS if is_decode else WARPS, launch_pdl=early,
         num_stages=DECODE_STAGES if is_decode else STAGES,
