@@ -78,7 +78,7 @@ def paged_attention(
     few = max(FEW_ROWS, power_of_two(group))
     is_decode = max_query_len is not None and max_query_len * group <= few
     is_fp32 = q.dtype is torch.float32
-    rows = few if is_decode else max(FP32_ROWS if is_fp32 else ROWS, few)
+    rows = few if is_decode else max(FP32_ROWS if is_fp32 else ROWS, 2 * few)
     tile = FP32_TILE if is_fp32 else DECODE_TILE if is_decode else TILE
     tiles = requests if is_decode else tokens // (rows // group) + requests
     if splits is None:
