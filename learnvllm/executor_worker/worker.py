@@ -179,8 +179,7 @@ def attention_support(uses_triton: bool) -> GraphSupport:
 
 
 def _uses_triton(device: torch.device) -> bool:
-    find = getattr(ops, "gpu_kernels", lambda x: None)
-    return find(torch.empty(1, device=device)) is not None
+    return ops.gpu_kernels(torch.empty(1, device=device)) is not None
 
 
 def _one_block_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:

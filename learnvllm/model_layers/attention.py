@@ -61,11 +61,27 @@ class Attention:
         q, k, v = torch.split_with_sizes(heads, (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return q, k, v
 
-    def __call__(self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: StepContext) -> Tensor:
-        """positions: [T] int64; q, k, v as `split` gives them, q and k rotated in place -> [T, Hq * D]."""
+    def __call__(
+        self,
+        positions: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        ctx: StepContext,
+        qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    ) -> Tensor:
+        """positions: [T] int64; q, k, v as `split` gives them, q and k changed in place -> [T, Hq * D].
+
+        qk_norm: weights [D] and eps of norms over each head of q and of k, before they are rotated.
+        """
         meta = ctx.metadata[self.layer_name]
-        k_cache, v_cache = ctx.kv_caches[self.layer_name]
-        ops.rope_and_cache(positions, q, k, v, self.cos_sin_cache, k_cache, v_cache, meta.slot_mapping)
+        caches = k_cache, v_cache = ctx.kv_caches[self.layer_name]
+        if qk_norm is None:
+            ops.rope_and_cache(positions, q, k, v, self.cos_sin_cache, *caches, meta.slot_mapping)
+        else:
+            ops.qk_norm_rope_and_cache(
+                positions, q, k, v, *qk_norm, self.cos_sin_cache, *caches, meta.slot_mapping
+            )
         out = ops.paged_attention(
             q,
             k_cache,
@@ -75,5 +91,7 @@ class Attention:
             meta.query_start_loc,
             self.scale,
             self.sliding_window,
+            max_query_len=meta.max_query_len,
+            max_seq_len=meta.max_seq_len,
         )
         return out.flatten(1)

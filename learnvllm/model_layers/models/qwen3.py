@@ -30,7 +30,8 @@ class Qwen3Attention:
 
     def __call__(self, positions: Tensor, hidden: Tensor, ctx: StepContext) -> Tensor:
         q, k, v = self.attn.split(self.qkv_proj(hidden))
-        return self.o_proj(self.attn(positions, self.q_norm(q), self.k_norm(k), v, ctx))
+        norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return self.o_proj(self.attn(positions, q, k, v, ctx, norms))
 
 
 Qwen3ForCausalLM = partial(LlamaForCausalLM, attention=Qwen3Attention)
