@@ -15,14 +15,16 @@ import platform
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from learnvllm.executor_worker.device import sampling_kernel
 from learnvllm.executor_worker.sample import torch_ref as sample_ref
-from learnvllm.executor_worker.sample import triton_gumbel
 from learnvllm.model_layers.ops import torch_ref
 from learnvllm.model_layers.ops import triton_kernels as kernels
 
@@ -191,15 +193,15 @@ LINEAR = {
 }
 
 
-def linear_calls(name: str, rows: int, tiles: tuple[int, int, int] | None = None) -> tuple[Call, Call, int]:
+def linear_calls(name: str, tiles: tuple[int, int, int] | None = None) -> tuple[Call, Call, int]:
     """(ours with what is around it, cuBLAS alone, layers)."""
     features, in_features, around = LINEAR[name]
     layers = 4 if features == VOCAB else LAYERS
     weights = [randn(features, in_features) for _ in range(layers)]
-    x, norm, residual = randn(rows, in_features), randn(in_features).float(), randn(rows, features)
+    x, norm, residual = randn(1, in_features), randn(in_features).float(), randn(1, features)
 
     def ours(i: int) -> Tensor:
-        return kernels.small_linear(
+        return kernels.linear_row(
             x, weights[i], None, norm if "norm" in around else None, EPS, "silu" if "silu" in around else "",
             residual if around == "add" else None, tiles,
         )  # fmt: skip
@@ -207,12 +209,26 @@ def linear_calls(name: str, rows: int, tiles: tuple[int, int, int] | None = None
     return ours, lambda i: F.linear(x, weights[i]), layers
 
 
-def linear(report: Report, rows: int) -> None:
+def linear(report: Report) -> None:
     for name, (features, in_features, _) in LINEAR.items():
-        ours, cublas, layers = linear_calls(name, rows)
+        ours, cublas, layers = linear_calls(name)
         us, torch_us = in_graph(ours, layers), in_graph(cublas, layers)
-        nbytes, flops = 2 * features * in_features, 2 * rows * features * in_features
-        report.row(f"small_linear {name}, {rows} rows", us, nbytes, flops, torch_us)
+        nbytes, flops = 2 * features * in_features, 2 * features * in_features
+        report.row(f"linear_row {name}", us, nbytes, flops, torch_us)
+
+
+def a_sampler(rows: int) -> Any:
+    """What the sampling kernel reads of a runner's state, for requests of one token."""
+    ids = torch.arange(rows, dtype=torch.int32, device="cuda")
+    ones = torch.ones_like(ids)
+    return SimpleNamespace(
+        inputs=SimpleNamespace(row=ids, sampling=ids, seq_lens=ones),
+        rows=SimpleNamespace(
+            seeds=ids.long(), temperature=0.6 * ones.float(), num_prompt_tokens=ones,
+            token_ids=torch.zeros(rows, 8, dtype=torch.int32, device="cuda"), max_tokens=8,
+        ),
+        chosen=torch.zeros(2, rows, dtype=torch.int32, device="cuda"),
+    )  # fmt: skip
 
 
 def sampling(report: Report, rows: int) -> None:
@@ -220,7 +236,8 @@ def sampling(report: Report, rows: int) -> None:
     temperature = torch.full((rows,), 0.6, device="cuda")
     ones, zeros = torch.ones_like(temperature), torch.zeros_like(temperature)
     seeds = torch.arange(rows, device="cuda")
-    us = in_graph(lambda i: triton_gumbel.sample(logits[i], temperature, seeds, seeds), 4)
+    sampler = a_sampler(rows)
+    us = in_graph(lambda i: sampling_kernel.sample(sampler, logits[i]), 4)
 
     def twin() -> Tensor:
         return sample_ref.sample(logits[0].float(), temperature, zeros.int(), ones, zeros, seeds, seeds)
@@ -258,7 +275,7 @@ class Step:
         self.slots = self.block_table[:, (length - 1) // BLOCK].long() * BLOCK + (length - 1) % BLOCK
         self.rope = torch.randn(4096, DIM, device="cuda")
         self.ids = torch.zeros(rows, dtype=torch.int64, device="cuda")
-        self.temperature = torch.full((rows,), 0.6, device="cuda")
+        self.sampler = a_sampler(rows)
 
     def attend(self, qkv: Tensor, i: int) -> Tensor:
         q, k, v = qkv.view(qkv.shape[0], -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
@@ -280,7 +297,7 @@ class Step:
         return out.flatten(1)
 
     def finish(self, logits: Tensor) -> None:
-        triton_gumbel.sample(logits, self.temperature, self.positions, self.positions, self.ids)
+        sampling_kernel.sample(self.sampler, logits)
 
     def plain(self, _: int) -> None:
         """Each operator a kernel, products by cuBLAS."""
@@ -297,9 +314,19 @@ class Step:
         hidden, _ = kernels.fused_add_rms_norm(hidden, residual, self.norm, EPS)
         self.finish(F.linear(hidden, self.table))
 
+    def adding(self, _: int) -> None:
+        """The same, but cuBLAS adds to the residual stream, so that the norm does not."""
+        stream = F.embedding(self.ids, self.table)
+        for i in range(LAYERS):
+            qkv = F.linear(kernels.rms_norm(stream, self.norm, EPS), self.qkv[i])
+            stream.addmm_(self.attend(qkv, i), self.o[i].t())
+            inner = F.linear(kernels.rms_norm(stream, self.norm, EPS), self.gate_up[i])
+            stream.addmm_(kernels.silu_and_mul(inner), self.down[i].t())
+        self.finish(F.linear(kernels.rms_norm(stream, self.norm, EPS), self.table))
+
     def fused(self, _: int) -> None:
         """Norms, activation and residual inside our products."""
-        linear, stream = kernels.small_linear, F.embedding(self.ids, self.table)
+        linear, stream = kernels.linear_row, F.embedding(self.ids, self.table)
         for i in range(LAYERS):
             attended = self.attend(linear(stream, self.qkv[i], None, self.norm, EPS), i)
             linear(attended, self.o[i], residual=stream)
@@ -310,16 +337,16 @@ class Step:
 
 def steps(report: Report) -> None:
     weights = (LAYERS * (QKV + HEADS * DIM + 3 * INTERMEDIATE) * HIDDEN + VOCAB * HIDDEN) * 2
-    for rows in (1, 4):
-        for length in (384,):
-            step = Step(rows, length)
-            kv = rows * length * LAYERS * 2 * KV_HEADS * DIM * 2
-            for early in (True, False):
-                launch_early(early)
-                what = f"step, {rows} x {length}" + ("" if early else ", no early launch")
-                plain, fused = in_graph(step.plain, 1), in_graph(step.fused, 1)
-                report.row(f"{what}, operators + cuBLAS", plain, weights + kv, 0)
-                report.row(f"{what}, fused", fused, weights + kv, 0)
+    for rows, length in ((1, 384), (8, 384)):
+        step = Step(rows, length)
+        kv = rows * length * LAYERS * 2 * KV_HEADS * DIM * 2
+        for early in (True, False):
+            launch_early(early)
+            what = f"step, {rows} x {length}" + ("" if early else ", not early")
+            report.row(f"{what}, operators + cuBLAS", in_graph(step.plain, 1), weights + kv, 0)
+            report.row(f"{what}, cuBLAS adds", in_graph(step.adding, 1), weights + kv, 0)
+            if rows == 1:
+                report.row(f"{what}, fused", in_graph(step.fused, 1), weights + kv, 0)
     launch_early(True)
 
 
@@ -328,12 +355,12 @@ def launch_early(yes: bool) -> None:
     from learnvllm.model_layers.ops.triton_kernels import (
         activation,
         attention_launch,
-        linear,
         norm,
         rope_cache,
+        single_row,
     )
 
-    for module in (activation, attention_launch, linear, norm, rope_cache, triton_gumbel):
+    for module in (activation, attention_launch, norm, rope_cache, single_row):
         module.starts_early = lambda device: yes  # type: ignore[attr-defined]
 
 
@@ -347,8 +374,7 @@ def main() -> None:
         layers = 8 if len(lens) < 100 else 2
         ours, twin, nbytes, flops = attention_inputs(lens, layers)
         report.row(f"paged_attention, {name}", in_graph(ours, layers), nbytes, flops, median_time(twin, 2))
-    for rows in (1, 2, 4):
-        linear(report, rows)
+    linear(report)
     for rows in (1, 8, 256):
         sampling(report, rows)
     steps(report)

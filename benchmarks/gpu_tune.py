@@ -15,43 +15,43 @@ import gpu_kernels as bench
 import torch
 
 from learnvllm.model_layers.ops.triton_kernels import attention_launch
+from learnvllm.model_layers.ops.triton_kernels.attention_launch import Tiles
 
 
 def variants() -> Iterator[tuple[str, str, Callable[[], tuple[bench.Call, int]]]]:
     """(what, variant, () -> the call by layer and how many layers)."""
-    for name, rows in itertools.product(bench.LINEAR, (1, 4)):
-        choices = ((4, 8, 16, 32), (512, 1024), (2, 4, 8)) if rows == 1 else ((4, 8, 16), (256, 512), (4, 8))
-        for tiles in itertools.product(*choices):
-            yield (
-                f"{name}, {rows} rows",
-                f"{tiles}",
-                lambda name=name, rows=rows, tiles=tiles: linear(name, rows, tiles),  # type: ignore[misc]
-            )
-    for name in ("1 decode of 384", "8 decodes of 600", "256 decodes of 100 to 1100"):
-        for tile, warps, stages in itertools.product((16, 32, 64, 128), (2, 4, 8), (2, 3)):
-            settings = {"DECODE_TILE": tile, "DECODE_WARPS": warps, "DECODE_STAGES": stages}
-            yield name, f"{settings}", lambda name=name, s=settings: attention(name, s)  # type: ignore[misc]
-    for name in ("16 chunks 1024", "200 decodes of 600 and 2 chunks 1024"):
-        for rows, tile, warps, stages in itertools.product((64, 128), (32, 64), (4, 8), (2, 3)):
-            settings = {"ROWS": rows, "TILE": tile, "WARPS": warps, "STAGES": stages}
-            yield name, f"{settings}", lambda name=name, s=settings: attention(name, s)  # type: ignore[misc]
+    for name, (_, in_features, _) in bench.LINEAR.items():
+        for tiles in itertools.product((2, 4, 8, 16, 32), (1024, 2048, 4096), (2, 4, 8)):
+            if tiles[1] < 2 * in_features and 1024 * tiles[2] <= tiles[0] * tiles[1] <= 8192 * tiles[2]:
+                yield name, f"{tiles}", lambda name=name, tiles=tiles: linear(name, tiles)  # type: ignore[misc]
+    for name in ("1 decode of 384", "8 decodes of 600", "32 decodes of 600", "256 decodes of 100 to 1100"):
+        for cut in itertools.starmap(
+            Tiles, itertools.product((16,), (16, 32, 64, 128), (2, 4), (3,), (2, 4, 8))
+        ):
+            if (cut.keys > 16 or name[0] == "1") and (cut.keys < 128 or name[:3] == "256"):
+                yield name, f"{cut}", lambda name=name, cut=cut: attention(name, cut)  # type: ignore[misc]
+    for name in ("chunk 1024", "16 chunks 1024", "200 decodes of 600 and 2 chunks 1024"):
+        for cut in itertools.starmap(
+            Tiles,
+            itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3), (1, 2) if name[0] == "c" else (1,)),
+        ):
+            yield name, f"{cut}", lambda name=name, cut=cut: attention(name, cut)  # type: ignore[misc]
 
 
-def linear(name: str, rows: int, tiles: tuple[int, int, int]) -> tuple[bench.Call, int]:
-    ours, _, layers = bench.linear_calls(name, rows, tiles)
+def linear(name: str, tiles: tuple[int, int, int]) -> tuple[bench.Call, int]:
+    ours, _, layers = bench.linear_calls(name, tiles)
     return ours, layers
 
 
 _last_attention: dict[str, bench.Call] = {}
 
 
-def attention(name: str, settings: dict[str, int]) -> tuple[bench.Call, int]:
-    for constant, value in settings.items():
-        setattr(attention_launch, constant, value)
+def attention(name: str, cut: Tiles) -> tuple[bench.Call, int]:
+    attention_launch.choose_tiles = lambda *_: cut
     if name not in _last_attention:
         _last_attention.clear()
-        _last_attention[name] = bench.attention_inputs(bench.ATTENTION[name], 2)[0]
-    return _last_attention[name], 2
+        _last_attention[name] = bench.attention_inputs(bench.ATTENTION[name], 4)[0]
+    return _last_attention[name], 4
 
 
 def main() -> None:

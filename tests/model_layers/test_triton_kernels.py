@@ -59,18 +59,9 @@ def test_rope_and_cache(  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("around", ["", "norm", "add", "norm, silu", "gelu_tanh, add"])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("rows", "shape"), [(1, (10, 24)), (3, (6, 1500))])
-def test_small_linear(at: Place, rows: int, shape: tuple[int, int], bias: bool, around: str) -> None:
-    checks.check_small_linear(at, rows, shape, bias, around)
-
-
-@pytest.mark.parametrize(("rows", "vocab_size"), [(1, 10), (3, 5000)])
-def test_sampling(at: Place, rows: int, vocab_size: int) -> None:
-    checks.check_sampling(at, rows, vocab_size)
-
-
-def test_sampling_of_what_is_not_finite(at: Place) -> None:
-    checks.check_sampling_of_what_is_not_finite(at)
+@pytest.mark.parametrize("shape", [(10, 24), (6, 1500)])
+def test_linear_row(at: Place, shape: tuple[int, int], bias: bool, around: str) -> None:
+    checks.check_linear_row(at, shape, bias, around)
 
 
 @pytest.mark.parametrize("case", ATTENTION_CASES)
@@ -80,8 +71,17 @@ def test_paged_attention(at: Place, case: str) -> None:
 
 def test_a_lengths_bound_decides_how_many_splits() -> None:
     splits = attention_launch.num_splits
-    assert [splits(8, n, 132) for n in (64, 128, 300, 4096)] == [1, 2, 4, 32]  # keys enough for each
-    assert [splits(8 * r, 4096, 132) for r in (1, 4, 8, 32, 256)] == [32, 8, 4, 1, 1]  # programs enough
+    assert [splits(8, n, 528) for n in (31, 64, 300, 4096)] == [1, 2, 8, 32]  # keys enough for each
+    assert [splits(8 * r, 4096, 528) for r in (1, 4, 8, 32, 256)] == [32, 16, 8, 2, 1]  # programs enough
+
+
+def test_tiles_are_chosen_by_what_a_batch_has_most_of() -> None:
+    choose = attention_launch.choose_tiles
+    assert choose(torch.bfloat16, True, 9, 9) is attention_launch.DECODES
+    assert choose(torch.bfloat16, False, 16384, 16) is attention_launch.CHUNKS
+    assert choose(torch.bfloat16, False, 1024, 1) is attention_launch.MIXED
+    assert choose(torch.bfloat16, False, 8192, 250) is attention_launch.MIXED
+    assert choose(torch.float32, False, 16384, 16) is attention_launch.FP32
 
 
 def test_a_gpus_tensors_go_to_the_kernels_unless_torch_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from learnvllm.executor_worker.sample import torch_ref as sample_ref
-from learnvllm.executor_worker.sample import triton_gumbel
 from learnvllm.model_layers.ops import torch_ref, triton_kernels
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -115,16 +113,16 @@ def check_rope_and_cache(
     assert written == (0 if name == "rotary_embedding" else (tokens - 2) * 2 * heads[1])
 
 
-# ------------------------------------------------------------------------------------------ few rows' linear
+# ------------------------------------------------------------------------------------------ a row's linear
 
 
-def check_small_linear(at: Place, rows: int, shape: tuple[int, int], bias: bool, around: str) -> None:
+def check_linear_row(at: Place, shape: tuple[int, int], bias: bool, around: str) -> None:
     """around: what is done with the product: norm in front, silu or gelu_tanh or add behind."""
     features, in_features = shape
-    x, weight, norm = at.randn(rows, in_features), at.randn(features, in_features), at.randn(in_features)
+    x, weight, norm = at.randn(1, in_features), at.randn(features, in_features), at.randn(in_features)
     b = at.randn(features) if bias else None
     activation = next((name for name in ("silu", "gelu_tanh") if name in around), "")
-    residual = at.randn(rows, features // (2 if activation else 1)) if "add" in around else None
+    residual = at.randn(1, features // (2 if activation else 1)) if "add" in around else None
     wide = x.double()
     if "norm" in around:
         wide = F.rms_norm(wide, (in_features,), norm.double(), 1e-6)
@@ -134,44 +132,11 @@ def check_small_linear(at: Place, rows: int, shape: tuple[int, int], bias: bool,
         expected = up * (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh"))
     if residual is not None:
         expected += residual.double()
-    got = triton_kernels.small_linear(
+    got = triton_kernels.linear_row(
         x, weight, b, norm if "norm" in around else None, 1e-6, activation, residual
     )
     assert residual is None or got is residual
     assert_near(got, expected, at.dtype)
-
-
-# -------------------------------------------------------------------------------------------------- sampling
-
-
-def check_sampling(at: Place, rows: int, vocab_size: int) -> None:
-    """The same tokens as the twin draws: in float64 there, so only all but equal winners may differ."""
-    logits = (at.randn(rows, vocab_size) * 3).to(at.dtype)
-    seeds, positions = (
-        at.ints(torch.arange(rows) * 77 - 3, torch.int64),
-        at.ints(torch.arange(rows), torch.int64),
-    )
-    temperature = torch.linspace(0.3, 1.7, rows, device=at.device)
-    ones, zeros = torch.ones_like(temperature), torch.zeros_like(temperature)
-    expected = sample_ref.sample(logits.float(), temperature, zeros.int(), ones, zeros, seeds, positions)
-    got = triton_gumbel.sample(logits, temperature, seeds, positions)
-    assert got.dtype == torch.int64
-    assert got.tolist() == expected.tolist()
-    greedy = triton_gumbel.sample(logits, zeros, seeds, positions)
-    assert greedy.tolist() == logits.float().cpu().numpy().argmax(axis=1).tolist()  # of equals the first
-
-
-def check_sampling_of_what_is_not_finite(at: Place) -> None:
-    logits = at.randn(4, 5000)
-    logits[0, 4500] = torch.nan
-    logits[1] = -torch.inf
-    logits[2, [7, 4999]] = torch.inf
-    logits[3] = -torch.inf
-    logits[3, 4200] = 0.0
-    rows = at.ints([1, 2, 3, 4], torch.int64)
-    for temperature in (0.0, 0.7):
-        got = triton_gumbel.sample(logits, torch.full((4,), temperature, device=at.device), rows, rows)
-        assert got.tolist() == [-1, 0, 7, 4200]
 
 
 # -------------------------------------------------------------------------------------------- paged attention

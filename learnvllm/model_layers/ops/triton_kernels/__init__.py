@@ -8,7 +8,6 @@ they run on the CPU, slowly, which is how tests run them. Upstream: vllm/v1/atte
 
 from learnvllm.model_layers.ops.triton_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from learnvllm.model_layers.ops.triton_kernels.attention_launch import paged_attention
-from learnvllm.model_layers.ops.triton_kernels.linear import MAX_ROWS, small_linear
 from learnvllm.model_layers.ops.triton_kernels.norm import fused_add_rms_norm, rms_norm
 from learnvllm.model_layers.ops.triton_kernels.rope_cache import (
     qk_norm_rope_and_cache,
@@ -16,11 +15,12 @@ from learnvllm.model_layers.ops.triton_kernels.rope_cache import (
     rope_and_cache,
     rotary_embedding,
 )
+from learnvllm.model_layers.ops.triton_kernels.single_row import linear_row
 
 __all__ = [
-    "MAX_ROWS",
     "fused_add_rms_norm",
     "gelu_tanh_and_mul",
+    "linear_row",
     "paged_attention",
     "qk_norm_rope_and_cache",
     "reshape_and_cache",
@@ -28,5 +28,4 @@ __all__ = [
     "rope_and_cache",
     "rotary_embedding",
     "silu_and_mul",
-    "small_linear",
 ]

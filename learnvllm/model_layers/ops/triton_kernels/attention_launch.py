@@ -8,6 +8,8 @@ saw. Upstream: vllm/v1/attention/ops/triton_unified_attention.py (reduce_segment
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -22,10 +24,29 @@ from learnvllm.model_layers.ops.triton_kernels.launch import (
     wait_for_inputs,
 )
 
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a launch is cut. benchmarks/gpu_tune.py tried out what is below, on an H200 and heads of 128."""
+
+    rows: int
+    """Queries times heads of a group in a program (a decode takes FEW_ROWS in any case)."""
+    keys: int
+    """Keys at a time."""
+    warps: int
+    stages: int
+    """How many tiles of keys are on their way from memory at once."""
+    programs: int
+    """Keys are split until a multiprocessor has as many."""
+
+
 FEW_ROWS = 16  # what the matrix units take at least
-ROWS, TILE, WARPS, STAGES = 128, 64, 8, 2  # of a batch with chunks
-DECODE_TILE, DECODE_WARPS, DECODE_STAGES = 64, 4, 3
-FP32_ROWS, FP32_TILE = 32, 32  # no matrix units: more would not fit the registers
+DECODES = Tiles(FEW_ROWS, keys=128, warps=4, stages=3, programs=4)
+FEW_DECODES = Tiles(FEW_ROWS, keys=32, warps=4, stages=3, programs=4)  # so few that keys are split
+# Microseconds of CHUNKS and MIXED for 16 chunks of 1024: 266, 295; for one: 46, 29; beside 200 decodes: -, 194.
+CHUNKS = Tiles(128, keys=32, warps=8, stages=2, programs=1)
+MIXED = Tiles(64, keys=64, warps=4, stages=3, programs=1)
+FP32 = Tiles(32, keys=32, warps=4, stages=2, programs=2)  # no matrix units: more would not fit the registers
 MAX_SPLITS = 32
 
 
@@ -53,14 +74,23 @@ def _merge_splits_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + row * HEAD_DIM + dim, out, mask=dim < HEAD_DIM)
 
 
-def num_splits(programs: int, max_seq_len: int, multiprocessors: int) -> int:
-    """Into how many parts the keys are cut so that each multiprocessor gets two programs, if keys suffice.
+def num_splits(programs: int, max_seq_len: int, wanted: int) -> int:
+    """Into how many parts the keys are cut so that there are `wanted` programs, if keys suffice.
 
     programs: there are without splitting; max_seq_len: an upper bound. A power of two, as each number of
     splits is a kernel of its own.
     """
-    wanted = min(2 * multiprocessors // max(programs, 1), max_seq_len // DECODE_TILE, MAX_SPLITS)
+    wanted = min(wanted // max(programs, 1), max_seq_len // FEW_DECODES.keys, MAX_SPLITS)
     return power_of_two(wanted + 1) // 2 if wanted > 1 else 1
+
+
+def choose_tiles(dtype: torch.dtype, is_decode: bool, tokens: int, requests: int) -> Tiles:
+    """By what the host knows of a batch. Wide tiles pay where chunks are many and decodes few."""
+    if dtype is torch.float32:
+        return FP32
+    if is_decode:
+        return DECODES
+    return CHUNKS if tokens >= max(4096, 64 * requests) else MIXED
 
 
 def paged_attention(
@@ -77,14 +107,15 @@ def paged_attention(
         return out
     few = max(FEW_ROWS, power_of_two(group))
     is_decode = max_query_len is not None and max_query_len * group <= few
-    is_fp32 = q.dtype is torch.float32
-    rows = few if is_decode else max(FP32_ROWS if is_fp32 else ROWS, 2 * few)
-    tile = FP32_TILE if is_fp32 else DECODE_TILE if is_decode else TILE
+    cut = choose_tiles(q.dtype, is_decode, tokens, requests)
+    rows = few if is_decode else max(cut.rows, 2 * few)
     tiles = requests if is_decode else tokens // (rows // group) + requests
     if splits is None:
         bound = block_table.shape[1] * block_size if max_seq_len is None else max_seq_len
         bound = bound if sliding_window is None else min(bound, sliding_window)
-        splits = num_splits(tiles * kv_heads, bound, num_multiprocessors(q.device))
+        splits = num_splits(tiles * kv_heads, bound, cut.programs * num_multiprocessors(q.device))
+    if splits > 1 and cut is DECODES:
+        cut = FEW_DECODES
     early, parts, lse = starts_early(q.device), out, None
     if splits > 1:
         parts = torch.empty(tokens, q_heads, splits, dim, dtype=torch.float32, device=q.device)
@@ -94,10 +125,9 @@ def paged_attention(
         scale * LOG2_E.value, sliding_window or 0, q.stride(0), q.stride(1), k_cache.stride(0),
         k_cache.stride(1), block_table.stride(0), q_heads,
         GROUP=group, HEAD_DIM=dim, DIM=max(16, power_of_two(dim)), BLOCK_SIZE=block_size,
-        FEW_ROWS=few, ROWS=rows, TILE=tile, SPLITS=splits,
+        FEW_ROWS=few, ROWS=rows, TILE=cut.keys, SPLITS=splits,
         WINDOW=sliding_window is not None, SINKS=sinks is not None, EARLY=early,
-        num_warps=DECODE_WARPS if is_decode else WARPS, launch_pdl=early,
-        num_stages=DECODE_STAGES if is_decode else STAGES,
+        num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
     if splits > 1:
         _merge_splits_kernel[(tokens * q_heads,)](
