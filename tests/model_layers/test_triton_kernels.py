@@ -7,6 +7,9 @@ float16; tests/gpu/test_kernels.py runs the same checks compiled.
 from __future__ import annotations
 
 import os
+import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +18,16 @@ pytest.importorskip("triton", reason="needs triton (pip install triton): Linux o
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("this machine has a GPU: tests/gpu runs these checks compiled", allow_module_level=True)
 
+from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.model_layers import ops
+from learnvllm.model_layers.loading.checkpoint import SafetensorsCheckpoint
+from learnvllm.model_layers.ops import triton_kernels
 from learnvllm.model_layers.ops.triton_kernels import attention_launch
+from learnvllm.model_layers.registry import build_model
+from learnvllm.model_layers.weights import Weights
 from tests.model_layers import triton_checks as checks
+from tests.model_layers.paged_driver import PagedDriver, reference_logits
+from tests.model_layers.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.model_layers.triton_checks import ATTENTION_CASES, Place
 
 DTYPES = [torch.float32, torch.float16]
@@ -98,3 +108,26 @@ def test_a_gpus_tensors_go_to_the_kernels_unless_torch_is_selected(monkeypatch: 
     ops._triton_kernels.cache_clear()
     assert ops.gpu_kernels(OnGPU()) is None  # type: ignore[arg-type]
     ops._triton_kernels.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {}),
+        ("gemma3", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_models_computed_by_the_kernels_equal_transformers(
+    kind: str, overrides: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: a chunk, a mixed step, single rows; layers add to the residual stream themselves."""
+    monkeypatch.setattr(ops, "gpu_kernels", lambda x: triton_kernels)
+    directory, hf = make_tiny_model(kind, tmp_path, **overrides)
+    weights = Weights(SafetensorsCheckpoint(directory), "torch")
+    driver = PagedDriver(build_model(ModelArchitecture.from_directory(directory), weights), block_size=8)
+    tokens = random.Random(kind).sample(range(3, VOCAB_SIZE), 10)
+    got = [driver.step({"a": tokens[:8]})["a"], driver.step({"a": tokens[8:9], "b": tokens[:3]})["a"]]
+    got.append(driver.step({"a": tokens[9:]})["a"])
+    torch.testing.assert_close(torch.cat(got), reference_logits(hf, tokens), rtol=1e-5, atol=1e-4)

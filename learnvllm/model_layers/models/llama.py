@@ -7,6 +7,7 @@ Upstream namesake: vllm/model_executor/models/llama.py. Paper: arXiv 2302.13971.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -14,28 +15,35 @@ from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.model_layers.attention import Attention, StepContext
 from learnvllm.model_layers.embedding import Embedding, LMHead
 from learnvllm.model_layers.layernorm import RMSNorm
-from learnvllm.model_layers.linear import o_linear, qkv_linear
+from learnvllm.model_layers.linear import Linear, o_linear, qkv_linear
 from learnvllm.model_layers.mlp import GatedMLP
 from learnvllm.model_layers.model import DecoderModel
+from learnvllm.model_layers.residual_stream import add_linear, is_added_to, normed_linear
 from learnvllm.model_layers.rotary_embedding import cos_sin_cache
 from learnvllm.model_layers.weights import Weights
 
 
+class AttentionBlock(Protocol):
+    """What is between an attention layer's norm and the residual stream. Qwen3 passes its own."""
+
+    qkv_proj: Linear
+    o_proj: Linear
+
+    def attend(self, positions: Tensor, qkv: Tensor, ctx: StepContext) -> Tensor:
+        """positions: [T]; qkv: [T, (Hq + 2 Hk) * D], changed -> [T, Hq * D]."""
+        ...
+
+
 class LlamaAttention:
-    """[T, hidden] -> [T, hidden]."""
+    """The plain AttentionBlock."""
 
     def __init__(self, arch: ModelArchitecture, weights: Weights, index: int, rope: Tensor) -> None:
         self.qkv_proj = qkv_linear(arch, weights)
         self.o_proj = o_linear(arch, weights)
         self.attn = Attention(arch, index, rope)
 
-    def __call__(self, positions: Tensor, hidden: Tensor, ctx: StepContext) -> Tensor:
-        q, k, v = self.attn.split(self.qkv_proj(hidden))
-        return self.o_proj(self.attn(positions, q, k, v, ctx))
-
-
-AttentionBlock = Callable[[Tensor, Tensor, StepContext], Tensor]
-"""(positions [T], hidden [T, H], step) -> [T, H]. Qwen3 passes its own."""
+    def attend(self, positions: Tensor, qkv: Tensor, ctx: StepContext) -> Tensor:
+        return self.attn(positions, *self.attn.split(qkv), ctx)
 
 
 class LlamaDecoderLayer:
@@ -56,9 +64,17 @@ class LlamaDecoderLayer:
             hidden, residual = self.input_layernorm(hidden), hidden
         else:
             hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn(positions, hidden, ctx)
+        attn = self.self_attn
+        hidden = attn.o_proj(attn.attend(positions, attn.qkv_proj(hidden), ctx))
         hidden, residual = self.post_attention_layernorm.add(hidden, residual)
         return self.mlp(hidden), residual
+
+    def add_to(self, stream: Tensor, positions: Tensor, ctx: StepContext) -> None:
+        """The same as a GPU does it (see residual_stream.py): stream, [T, H], becomes the next layer's."""
+        attn = self.self_attn
+        qkv = normed_linear(self.input_layernorm, attn.qkv_proj, stream)
+        add_linear(stream, attn.o_proj, attn.attend(positions, qkv, ctx))
+        self.mlp.add_to(stream, self.post_attention_layernorm)
 
 
 class LlamaForCausalLM(DecoderModel):
@@ -90,6 +106,10 @@ class LlamaForCausalLM(DecoderModel):
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         hidden, residual = self.embed_tokens(input_ids), None
+        if is_added_to(hidden):
+            for layer in self.layers:
+                layer.add_to(hidden, positions, ctx)
+            return self.norm(hidden)
         for layer in self.layers:
             hidden, residual = layer(positions, hidden, residual, ctx)
         assert residual is not None  # a model has layers

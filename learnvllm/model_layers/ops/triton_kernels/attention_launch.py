@@ -43,7 +43,7 @@ class Tiles:
 FEW_ROWS = 16  # what the matrix units take at least
 DECODES = Tiles(FEW_ROWS, keys=128, warps=4, stages=3, programs=4)
 FEW_DECODES = Tiles(FEW_ROWS, keys=32, warps=4, stages=3, programs=4)  # so few that keys are split
-# Microseconds of CHUNKS and MIXED for 16 chunks of 1024: 266, 295; for one: 46, 29; beside 200 decodes: -, 194.
+# Microseconds of CHUNKS and MIXED for 16 chunks of 1024: 266, 295; for one: 46, 29.
 CHUNKS = Tiles(128, keys=32, warps=8, stages=2, programs=1)
 MIXED = Tiles(64, keys=64, warps=4, stages=3, programs=1)
 FP32 = Tiles(32, keys=32, warps=4, stages=2, programs=2)  # no matrix units: more would not fit the registers
