@@ -9,7 +9,9 @@ host's time goes in a step.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
+import pstats
 import random
 import statistics
 import subprocess
@@ -149,6 +151,14 @@ class Bench:
         assert sorted(found.values()) == sorted(lengths), "not everybody got all tokens"
         return seconds
 
+    def functions(self, prompts: list[list[int]], length: int) -> None:
+        """Which functions a step's time on the host goes to, by cProfile (which slows all of them)."""
+        profiler = cProfile.Profile()
+        profiler.enable()
+        self.run(prompts, [length] * len(prompts))
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
+
     def note_profile(self, name: str) -> None:
         if self.profile is not None:
             self.record(f"host_us_{name}", self.profile.take())
@@ -211,13 +221,18 @@ def main() -> None:
         "prefill": bench.prefill,
         "throughput": bench.throughput,
     }
-    bench.run(bench.prompts(4, 200), [8] * 4)
+    for length in (200, 128, 1024):  # what is compiled for a size of step is compiled here
+        bench.run(bench.prompts(4, length), [8] * 4)
+        bench.run(bench.prompts(1, length), [2])
     bench.note_profile("warm_up")
     for name in args.only or workloads:
         workloads[name]()
         bench.note_profile(name)
         if out:
             out.write_text(json.dumps(bench.results, indent=1) + "\n")
+    if args.profile:
+        bench.functions(bench.prompts(1, 16), 200)
+        bench.functions(bench.prompts(64, 16), 64)
     print(f"\n{'':<14}{'ours':>12}{'vLLM 0.26':>12}{'ratio':>8}{'limit':>10}{'of limit':>10}")
     for name, theirs in VLLM.items():
         if name in bench.results:

@@ -121,7 +121,7 @@ class ModelRunner:
             return hidden.new_empty((0, self.model.arch.vocab_size))
         if len(indices) < len(hidden):
             hidden = hidden[torch.from_numpy(indices).to(self.device)]
-        return self.model.compute_logits(hidden)
+        return self.model.compute_logits(hidden).float()
 
     # ---------------------------------------------------------------------------------------------- warm-up
 

@@ -175,7 +175,7 @@ class Worker:
 def attention_support(uses_triton: bool) -> GraphSupport:
     """What a graph can hold of attention: its kernels read lengths on the device, its torch twin asks for
     them."""
-    return GraphSupport.SINGLE_TOKEN_DECODE if uses_triton else GraphSupport.NEVER
+    return GraphSupport.ALWAYS if uses_triton else GraphSupport.NEVER
 
 
 def _uses_triton(device: torch.device) -> bool:

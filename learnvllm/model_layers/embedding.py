@@ -47,7 +47,7 @@ class Embedding:
 
 
 class LMHead:
-    """[N, hidden] -> [N, vocab_size] fp32 logits, from the embedding's table where the two are tied."""
+    """[N, hidden] -> [N, vocab_size] logits, from the embedding's table where the two are tied."""
 
     def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
         name = TABLE if arch.tie_word_embeddings else "lm_head.weight"
@@ -55,4 +55,4 @@ class LMHead:
         self.kernel = packed(weights, name, weight, None)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self.kernel(hidden).float()
+        return self.kernel(hidden)

@@ -32,7 +32,7 @@ class DecoderModel(ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token. hidden: [N, H], the rows that need them -> [N, V] float32."""
+        """Scores of every token. hidden: [N, H], the rows that need them -> [N, V] in `dtype`."""
 
     @property
     def layer_names(self) -> list[str]:

@@ -1,6 +1,6 @@
 """The device-resident runner gives the simple runner's tokens, whatever the schedule and the sampling.
 
-Here on the CPU, with the torch twins of its kernels; tests/gpu runs it where it belongs. Graphs of decodes
+Here on the CPU, with the torch twins of its kernels; tests/gpu runs it where it belongs. Graphs
 are recorded and replayed operator by operator (device/graph_recorder.py).
 """
 
@@ -18,7 +18,7 @@ from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.assembly import build_engine_core
 from learnvllm.engine_core.core import EngineCore
 from learnvllm.executor_worker import worker as worker_module
-from learnvllm.executor_worker.device.cuda_graphs import GraphSupport
+from learnvllm.executor_worker.device.cuda_graphs import GraphKey, GraphSupport
 from learnvllm.executor_worker.device.graph_recorder import RecorderBackend
 from learnvllm.executor_worker.device.runner import DeviceModelRunner
 from learnvllm.model_layers import ops
@@ -114,23 +114,20 @@ def attend_by_mask(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
     query_start_loc: Tensor, scale: float, sliding_window: int | None = None, *rest: Any, **more: Any,
 ) -> Tensor:  # fmt: skip
-    """Attention of a decode without asking for a length: over the whole table, what is beyond masked."""
-    if len(q) != len(seq_lens):
-        return torch_ref.paged_attention(
-            q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window
-        )
+    """Attention without asking for a length: each token over its request's whole table, the rest masked."""
+    token, ends = torch.arange(len(q), dtype=torch.int32), query_start_loc[1:]
+    owner = torch.searchsorted(ends, token, right=True)
+    position = (seq_lens[owner] - ends[owner] + token)[:, None, None]
     keys, values = (
-        cache[block_table.long()]
-        .transpose(1, 2)
-        .flatten(2, 3)
+        cache[block_table[owner].long()].transpose(1, 2).flatten(2, 3)
         .repeat_interleave(q.shape[1] // cache.shape[1], 1)
         for cache in (k_cache, v_cache)
-    )
+    )  # fmt: skip
     scores = (keys @ q[..., None])[..., 0] * scale
     place = torch.arange(scores.shape[-1])
-    hidden = place >= seq_lens[:, None, None]
+    hidden = place > position
     if sliding_window is not None:
-        hidden = hidden | (place < seq_lens[:, None, None] - sliding_window)
+        hidden = hidden | (place <= position - sliding_window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).nan_to_num(0.0)
     return (weights[:, :, None] @ values)[:, :, 0]
 
@@ -144,27 +141,25 @@ def store_all(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
 
 
 @pytest.fixture
-def recorded_graphs(monkeypatch: pytest.MonkeyPatch, use_runner) -> list[int]:
-    """An engine on the CPU that captures and replays; the sizes it replayed."""
+def recorded_graphs(monkeypatch: pytest.MonkeyPatch, use_runner) -> list[GraphKey]:
+    """An engine on the CPU that captures and replays; what it replayed."""
     use_runner("device")
     monkeypatch.setenv("LEARNVLLM_CPU_KERNELS", "torch")
     monkeypatch.setattr(CpuPlatform, "capabilities", frozenset({"cuda_graphs"}))
     monkeypatch.setattr(worker_module, "CudaBackend", RecorderBackend)
-    monkeypatch.setattr(
-        worker_module, "attention_support", lambda uses_triton: GraphSupport.SINGLE_TOKEN_DECODE
-    )
+    monkeypatch.setattr(worker_module, "attention_support", lambda uses_triton: GraphSupport.ALWAYS)
     monkeypatch.setattr(ops, "paged_attention", attend_by_mask)
     monkeypatch.setattr(ops, "rope_and_cache", store_all)
-    replayed: list[int] = []
+    replayed: list[GraphKey] = []
     replay = worker_module.DeviceModelRunner.warm_up
 
     def warm_up(runner: DeviceModelRunner) -> None:
         replay(runner)
         really = runner.graphs.replay
 
-        def spy(size: int) -> None:
-            replayed.append(size)
-            really(size)
+        def spy(key: GraphKey) -> None:
+            replayed.append(key)
+            really(key)
 
         runner.graphs.replay = spy  # type: ignore[method-assign]
 
@@ -174,9 +169,7 @@ def recorded_graphs(monkeypatch: pytest.MonkeyPatch, use_runner) -> list[int]:
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
-def test_replayed_decodes_give_transformers_tokens(
-    tiny_model, recorded_graphs, kind, async_scheduling
-) -> None:
+def test_replayed_steps_give_transformers_tokens(tiny_model, recorded_graphs, kind, async_scheduling) -> None:
     """Requests of many lengths end one after the other, so the batch shrinks through several sizes."""
     model = tiny_model(kind)
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -187,19 +180,19 @@ def test_replayed_decodes_give_transformers_tokens(
         prompts = random_prompts([33, 1, 8, 20, 5, 16, 2, 9, 40], model.vocab_size)
         for prompt, tokens in zip(prompts, run_core(core, prompts, params)):
             model.oracle.check(prompt, tokens, max_tokens=12, ignore_eos=True, context=kind)
-        assert device_runner(core).graphs.sizes == [1, 2, 4, 6]
     finally:
         core.shutdown()
-    assert {4, 6} <= set(recorded_graphs)
+    assert {GraphKey(4, 4, 1), GraphKey(6, 6, 1)} <= set(recorded_graphs)
+    assert any(key.max_query_len > 1 for key in recorded_graphs)
 
 
-def test_any_mix_of_sampling_is_the_same_beside_replayed_decodes(tiny_model, recorded_graphs) -> None:
+def test_any_mix_of_sampling_is_the_same_beside_replayed_steps(tiny_model, recorded_graphs) -> None:
     model = tiny_model("llama")
     config = make_config(model.directory, budget=20, block_size=8, async_scheduling=True)
     core = build_engine_core(config)
     try:
         with_graphs = mixed_requests(core, model.vocab_size)
-        device_runner(core).graphs.sizes = []
+        device_runner(core).graphs._replays.clear()
         assert_equal(with_graphs, mixed_requests(core, model.vocab_size))
     finally:
         core.shutdown()

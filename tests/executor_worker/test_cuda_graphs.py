@@ -7,8 +7,9 @@ import torch
 
 from learnvllm.executor_worker.device.cuda_graphs import (
     CudaGraphManager,
+    GraphKey,
     GraphSupport,
-    capture_sizes,
+    decode_sizes,
     needed_support,
     weakest,
 )
@@ -39,27 +40,27 @@ def test_what_a_batch_needs(num_reqs, num_tokens, max_query_len, needed) -> None
 
 
 def test_sizes_grow_and_end_with_the_largest_batch() -> None:
-    assert capture_sizes(1) == [1]
-    assert capture_sizes(6) == [1, 2, 4, 6]
-    assert capture_sizes(20) == [1, 2, 4, 8, 16, 20]
-    sizes = capture_sizes(300)
+    assert decode_sizes(1) == [1]
+    assert decode_sizes(6) == [1, 2, 4, 6]
+    assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
+    sizes = decode_sizes(300)
     assert sizes == sorted(set(sizes))
     assert sizes[-3:] == [272, 288, 300]
 
 
 def manager(support: GraphSupport, max_reqs: int = 20, backend=RecorderBackend) -> CudaGraphManager:
-    graphs = CudaGraphManager(backend and backend(), {"attention": support}, max_reqs, lambda size: None)
+    graphs = CudaGraphManager(backend and backend(), {"attention": support}, max_reqs, 100, lambda key: None)
     graphs.capture()
     return graphs
 
 
 def test_a_decode_is_padded_to_the_next_size() -> None:
-    graphs = manager(SINGLE)
-    sizes = [graphs.dispatch(n, n, 1, samples_all=True) for n in range(1, 22)]
-    assert sizes == [1, 2, 4, 4, *[8] * 4, *[16] * 8, *[20] * 4, None]
+    keys = [manager(SINGLE).dispatch(n, n, 1, samples_all=True) for n in range(1, 22)]
+    sizes = [1, 2, 4, 4, *[8] * 4, *[16] * 8, *[20] * 4]
+    assert keys == [*(GraphKey(n, n, 1) for n in sizes), None]
 
 
-@pytest.mark.parametrize("support", [SINGLE, UNIFORM, ALWAYS])
+@pytest.mark.parametrize("support", [SINGLE, UNIFORM])
 def test_what_was_not_captured_runs_as_it_is(support) -> None:
     graphs = manager(support)
     assert graphs.dispatch(4, 12, 3, samples_all=True) is None
@@ -67,14 +68,23 @@ def test_what_was_not_captured_runs_as_it_is(support) -> None:
     assert graphs.dispatch(4, 4, 1, samples_all=False) is None  # a prompt's last piece but one, of one token
 
 
+def test_a_mixed_batch_is_padded_in_tokens_and_requests() -> None:
+    graphs = manager(ALWAYS)
+    assert graphs.dispatch(4, 12, 9, samples_all=True) == GraphKey(8, 16, 16)
+    assert graphs.dispatch(4, 4, 1, samples_all=False) == GraphKey(8, 16, 16)
+    assert graphs.dispatch(1, 64, 64, samples_all=True) == GraphKey(8, 64, 64)
+    assert graphs.dispatch(8, 65, 9, samples_all=True) == GraphKey(20, 96, 96)  # one is needed for padding
+    assert graphs.dispatch(20, 65, 9, samples_all=True) is None
+    assert graphs.dispatch(1, 97, 97, samples_all=True) is None
+    assert graphs.dispatch(3, 3, 1, samples_all=True) == GraphKey(4, 4, 1)
+
+
 def test_never_and_no_backend_capture_nothing_and_say_why() -> None:
     never, none = manager(NEVER), manager(SINGLE, backend=None)
     assert never.dispatch(1, 1, 1, samples_all=True) is none.dispatch(1, 1, 1, samples_all=True) is None
-    assert never.explain() == "attention cannot be captured."
+    assert never.explain() == "none: attention cannot be captured."
     assert "enforce-eager" in none.explain()
-    assert (
-        manager(SINGLE).explain() == "single-token decodes in 6 sizes; attention allows SINGLE_TOKEN_DECODE."
-    )
+    assert manager(ALWAYS).explain() == "6 of decodes and 8 of mixed batches; attention allows ALWAYS."
 
 
 def test_the_recorder_replays_operators_over_the_same_memory() -> None:

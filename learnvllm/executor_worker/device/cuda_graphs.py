@@ -1,4 +1,4 @@
-"""A whole decode step as one launch: kernels recorded once for a batch size, replayed over the same buffers.
+"""A whole step as one launch: kernels recorded once for a size of batch, replayed over the same buffers.
 
 A step of small kernels is bound by the host that launches them; a graph launches hundreds at once. It holds
 sizes and addresses, not values, so a batch is padded up to the next captured size, and what cannot be
@@ -12,7 +12,8 @@ import bisect
 import logging
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -47,10 +48,35 @@ def needed_support(num_reqs: int, num_tokens: int, max_query_len: int) -> GraphS
     return GraphSupport.ALWAYS
 
 
-def capture_sizes(max_reqs: int) -> list[int]:
-    """Batch sizes to capture: dense where a padded row costs most, then every 8, from 256 on every 16."""
+def decode_sizes(max_reqs: int) -> list[int]:
+    """Decodes to capture, by their number of requests: dense where a padded row costs most."""
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, max_reqs + 1, 16)]
     return sorted({*(size for size in sizes if size < max_reqs), max_reqs})
+
+
+MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Beyond these a step's arithmetic takes longer than its launches."""
+MIXED_REQS = (8, 64)
+"""And as many as there may be: what is padded costs rows of logits."""
+
+
+class GraphKey(NamedTuple):
+    """What a graph is for: all of these are numbers the host decides by, so they are frozen in it."""
+
+    num_reqs: int
+    num_tokens: int
+    max_query_len: int
+
+
+def graph_keys(
+    support: GraphSupport, max_reqs: int, max_tokens: int
+) -> tuple[list[GraphKey], list[GraphKey]]:
+    """Graphs of decodes and of mixed batches, each from small to large."""
+    decodes = [GraphKey(n, n, 1) for n in decode_sizes(max_reqs)] if support > GraphSupport.NEVER else []
+    if support < GraphSupport.ALWAYS:
+        return decodes, []
+    reqs = sorted({*(n for n in MIXED_REQS if n < max_reqs), max_reqs})
+    return decodes, [GraphKey(r, t, t) for t in MIXED_TOKENS if t <= max_tokens for r in reqs]
 
 
 class GraphBackend(Protocol):
@@ -84,7 +110,8 @@ class CudaGraphManager:
     Args:
         backend: None: nothing is captured.
         components: what each part of the step supports.
-        run: does a decode step of so many requests, reading and writing fixed buffers only.
+        max_tokens: of a mixed batch that may be captured.
+        run: does a step of such a size, reading and writing fixed buffers only.
     """
 
     def __init__(
@@ -92,46 +119,51 @@ class CudaGraphManager:
         backend: GraphBackend | None,
         components: Mapping[str, GraphSupport],
         max_reqs: int,
-        run: Callable[[int], None],
+        max_tokens: int,
+        run: Callable[[GraphKey], None],
     ) -> None:
         self.backend, self.run = backend, run
         self.support, self.decided_by = weakest(components)
-        is_on = backend is not None and self.support > GraphSupport.NEVER
-        self.sizes = capture_sizes(max_reqs) if is_on else []
-        self._replays: dict[int, Callable[[], None]] = {}
+        support = self.support if backend is not None else GraphSupport.NEVER
+        self.decodes, self.mixed = graph_keys(support, max_reqs, max_tokens)
+        self._decode_sizes = [key.num_reqs for key in self.decodes]
+        self._replays: dict[GraphKey, Callable[[], None]] = {}
 
-    def capture(self) -> None:
-        """Record a graph for each size, the largest first, so that the others reuse its memory. Each runs
-        once before: a kernel's first launch compiles it, which cannot be recorded."""
-        if self.backend is None or not self.sizes:
-            logger.info("No CUDA graphs: %s", self.explain())
-            return
-        for size in reversed(self.sizes):
-            self.run(size)
-            self._replays[size] = self.backend.capture(lambda size=size: self.run(size))  # type: ignore[misc]
-        logger.info("Captured %d CUDA graphs for decodes of up to %d.", len(self.sizes), self.sizes[-1])
+    def capture(self, before_each: Callable[[GraphKey], None] = lambda key: None) -> None:
+        """Record all graphs, the largest first, so that the others reuse its memory. Each runs once before:
+        a kernel's first launch compiles it, which cannot be recorded."""
+        keys = sorted([*self.decodes, *self.mixed], key=lambda key: key.num_tokens, reverse=True)
+        if self.backend is not None:
+            for key in keys:
+                before_each(key)
+                self.run(key)
+                self._replays[key] = self.backend.capture(partial(self.run, key))
+        logger.info("CUDA graphs: %s", self.explain())
 
-    def dispatch(self, num_reqs: int, num_tokens: int, max_query_len: int, samples_all: bool) -> int | None:
-        """The captured size to pad this step to; None: run it as it is.
+    def dispatch(
+        self, num_reqs: int, num_tokens: int, max_query_len: int, samples_all: bool
+    ) -> GraphKey | None:
+        """What to pad this step to; None: run it as it is.
 
-        samples_all: whether every request gets a token, which is what was captured.
+        samples_all: whether every request gets a token, as in a captured decode.
         """
         needed = needed_support(num_reqs, num_tokens, max_query_len)
-        if needed > min(self.support, GraphSupport.SINGLE_TOKEN_DECODE) or not samples_all:
-            return None  # only single-token decodes are captured, whatever else could be
-        index = bisect.bisect_left(self.sizes, num_reqs)
-        size = self.sizes[index] if index < len(self.sizes) else None
-        return size if size in self._replays else None
+        if needed is GraphSupport.SINGLE_TOKEN_DECODE and samples_all:
+            index = bisect.bisect_left(self._decode_sizes, num_reqs)
+            found = self.decodes[index] if index < len(self.decodes) else None
+        else:  # one more request, without an owner, takes the tokens that are missing
+            fits = (key for key in self.mixed if key.num_reqs > num_reqs and key.num_tokens >= num_tokens)
+            found = next(fits, None)
+        return found if found in self._replays else None
 
-    def replay(self, size: int) -> None:
-        self._replays[size]()
+    def replay(self, key: GraphKey) -> None:
+        self._replays[key]()
 
     def explain(self) -> str:
         """One sentence: what is captured, or why nothing is."""
         if self.backend is None:
-            return "this device has none, or --enforce-eager."
+            return "none: this device has none, or --enforce-eager."
         if self.support is GraphSupport.NEVER:
-            return f"{self.decided_by} cannot be captured."
-        return (
-            f"single-token decodes in {len(self.sizes)} sizes; {self.decided_by} allows {self.support.name}."
-        )
+            return f"none: {self.decided_by} cannot be captured."
+        sizes = f"{len(self.decodes)} of decodes and {len(self.mixed)} of mixed batches"
+        return f"{sizes}; {self.decided_by} allows {self.support.name}."

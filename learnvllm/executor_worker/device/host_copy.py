@@ -1,4 +1,4 @@
-"""A tensor on its way from the device to the host: the copy is queued now, waited for when it is wanted.
+"""Memory of the host that the device reads and writes by itself (pinned), so that copies wait for nobody.
 
 Upstream: the copy event of AsyncOutput in vllm/v1/worker/gpu/async_utils.py.
 """
@@ -31,3 +31,25 @@ class HostCopy:
             self._event.synchronize()
         values: np.ndarray = self._host.numpy()
         return values
+
+
+class Staging:
+    """Where the host writes what the device is to get. Not to be written again before it has been read: with
+    several taken in turn, that wait is over before it begins."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._host = torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        self._values: np.ndarray = self._host.numpy()
+        self._sent = torch.cuda.Event() if like.is_cuda else None
+
+    def begin(self) -> np.ndarray:
+        """The memory to write to."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        return self._values
+
+    def send(self, target: Tensor, count: int) -> None:
+        """Queue a copy of the first `count` words."""
+        target[:count].copy_(self._host[:count], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()

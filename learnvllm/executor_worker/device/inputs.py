@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from learnvllm.architecture.math_utils import cdiv
+from learnvllm.executor_worker.device.host_copy import Staging
 from learnvllm.executor_worker.device.rows import DeviceRows
 from learnvllm.model_layers.attention import AttentionMetadata
 
@@ -51,6 +51,7 @@ class StepInputs:
         self.row, self.query_start_loc, self.computed, self.sampling = (
             self.packed[i * self._stride : (i + 1) * self._stride] for i in range(4)
         )
+        self._staging, self._turn = [Staging(self.packed) for _ in range(3)], 0
         self.input_ids = torch.zeros(max_tokens_in_step, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_tokens_in_step, dtype=torch.int64, device=device)
         self.slots = torch.zeros(groups, max_tokens_in_step, dtype=torch.int64, device=device)
@@ -70,27 +71,22 @@ class StepInputs:
         """Bring the numbers and all changes of state to the device. Does not wait for it."""
         places, values = self.rows.take_changes()
         while len(places) > MAX_CHANGES:  # long prompts: ahead of the rest
-            both = self._pinned(np.concatenate([places[:MAX_CHANGES], values[:MAX_CHANGES]]))
-            self.rows.apply(*both.to(self.device, non_blocking=True).chunk(2))
+            both = torch.from_numpy(np.stack([places[:MAX_CHANGES], values[:MAX_CHANGES]]))
+            self.rows.apply(*both.to(self.device))
             places, values = places[MAX_CHANGES:], values[MAX_CHANGES:]
-        end, count = 4 * self._stride, len(places)
-        packed = np.zeros(end + 2 * count, dtype=np.int32)
-        numbers = (step.rows, step.query_start_loc, step.computed, step.sampling)
-        for i, values_of_one in enumerate(numbers):
-            packed[i * self._stride : i * self._stride + len(values_of_one)] = values_of_one
-        packed[end : end + count], packed[end + count :] = places, values
-        self.packed[: len(packed)].copy_(self._pinned(packed), non_blocking=True)
+        stride, count = self._stride, len(places)
+        end = 4 * stride
+        staging = self._staging[self._turn]
+        self._turn = (self._turn + 1) % len(self._staging)
+        packed = staging.begin()
+        packed[: len(step.rows)] = step.rows
+        packed[stride : stride + len(step.query_start_loc)] = step.query_start_loc
+        packed[2 * stride : 2 * stride + len(step.computed)] = step.computed
+        packed[3 * stride : 3 * stride + len(step.sampling)] = step.sampling
+        packed[end : end + count], packed[end + count : end + 2 * count] = places, values
+        staging.send(self.packed, end + 2 * count)
         if count:
             self.rows.apply(self.packed[end : end + count], self.packed[end + count : end + 2 * count])
-
-    def _pinned(self, array: np.ndarray) -> Tensor:
-        """A copy in memory the device can read by itself. torch reuses such memory only once the copy from
-        it has run, so no step overwrites what the one before still sends."""
-        if self.device.type == "cpu":
-            return torch.from_numpy(array)
-        pinned = torch.empty(len(array), dtype=torch.int32, pin_memory=True)
-        pinned.numpy()[:] = array
-        return pinned
 
     def prepare(self, num_reqs: int, num_tokens: int, num_sampling: int) -> None:
         """Fill the buffers for the step that was sent. The same work for the same three numbers, whatever

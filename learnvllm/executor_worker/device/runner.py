@@ -17,7 +17,12 @@ from torch import Tensor
 
 from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.step import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
-from learnvllm.executor_worker.device.cuda_graphs import CudaGraphManager, GraphBackend, GraphSupport
+from learnvllm.executor_worker.device.cuda_graphs import (
+    CudaGraphManager,
+    GraphBackend,
+    GraphKey,
+    GraphSupport,
+)
 from learnvllm.executor_worker.device.host_copy import HostCopy
 from learnvllm.executor_worker.device.inputs import StepInputs, StepNumbers
 from learnvllm.executor_worker.device.rows import DeviceRows
@@ -90,9 +95,10 @@ class DeviceModelRunner:
         self._group_layers = [group.layer_names for group in kv_cache_config.groups]
         self._steps: deque[Step] = deque()
         self._hidden = torch.zeros(max_rows, model.arch.hidden_size, dtype=model.dtype, device=device)
-        """Of a replayed decode, for who needs logits beyond the graph's own choice."""
+        """Where a replayed step sampled, for who needs logits beyond the graph's own choice."""
         parts = {"attention": attention_support, "the sampler": GraphSupport.ALWAYS}
-        self.graphs = CudaGraphManager(graphs, parts, max_rows, self._decode)
+        longest = min(scheduler.max_num_batched_tokens, config.max_model_len)
+        self.graphs = CudaGraphManager(graphs, parts, max_rows, longest, self._run_captured)
 
     # ------------------------------------------------------------------------------------------------ steps
 
@@ -112,36 +118,13 @@ class DeviceModelRunner:
         flags = self.sampling_states.flags[rows]
         if (flags & NEEDS_HOST).any() or self.prompt_logprobs.asked_by(shape.rows):
             return self._step_with_host(shape, rows, started)
-        num_reqs, num_tokens = len(shape.rows), int(shape.query_start_loc[-1])
-        size = self._dispatch(shape)
-        self._send(shape, pad_to=size or num_reqs)
-        is_filtered = self.is_filtered[rows].any()
-        if size is not None:
-            self.graphs.replay(size)
-            if is_filtered:
-                self.sampler.sample_filtered(
-                    self.model.compute_logits(self._hidden[:num_reqs]), self.sampling_states, rows
-                )
-        elif len(rows):
-            hidden = self._forward(num_reqs, num_tokens, len(rows), _bounds(shape))
-            logits = self.model.compute_logits(self._sampled_rows(hidden, len(rows)))
-            if is_filtered:
-                self.sampler.sample_filtered(logits, self.sampling_states, rows)
-            else:
-                self.sampler.sample(logits)
-        else:
-            self._forward(num_reqs, num_tokens, 0, _bounds(shape))
+        self._launch(shape, rows)
         positions = self.states.num_tokens[rows]
         self.states.num_tokens[rows] += 1
         chosen = HostCopy(self.sampler.chosen)
         step = Step(shape, rows, self.owner_of[rows], positions, chosen, started)
         self._steps.append(step)
         return PendingOutput(chosen.is_ready, lambda: self._finish(step))
-
-    def _dispatch(self, shape: BatchShape) -> int | None:
-        num_reqs, num_tokens = len(shape.rows), int(shape.query_start_loc[-1])
-        longest, samples_all = int(shape.num_scheduled.max()), len(shape.sampling) == num_reqs
-        return self.graphs.dispatch(num_reqs, num_tokens, longest, samples_all)
 
     def _finish(self, last: Step) -> ModelRunnerOutput:
         """Take note of the tokens of all steps up to `last`, in order; the output of that one."""
@@ -159,9 +142,9 @@ class DeviceModelRunner:
         """A step whose tokens the simple runner's sampler chooses: it must know every token before it."""
         if self._steps:
             self._finish(self._steps[-1])
-        self._send(shape, pad_to=len(shape.rows))
+        self._send(shape)
         hidden = self._forward(len(shape.rows), int(shape.query_start_loc[-1]), len(rows), _bounds(shape))
-        logits = self.model.compute_logits(self._sampled_rows(hidden, len(rows)))
+        logits = self.model.compute_logits(self._sampled_rows(hidden, len(rows))).float()
         sampled = self.host_sampler(logits, rows)
         prompt_logprobs = self.prompt_logprobs.compute(shape, hidden, self.model.compute_logits)
         self.rows.write_tokens(rows, self.states.num_tokens[rows], sampled.token_ids)
@@ -171,14 +154,35 @@ class DeviceModelRunner:
 
     # ------------------------------------------------------------------------------------- on the device
 
-    def _send(self, shape: BatchShape, pad_to: int) -> None:
-        """A padded batch is one of decodes: each of its requests has one token."""
+    def _launch(self, shape: BatchShape, rows: np.ndarray) -> None:
+        """Start the model and the choice of a token for the sampling rows, from a graph if one is for it."""
+        num_reqs, num_tokens = len(shape.rows), int(shape.query_start_loc[-1])
+        bounds, samples_all = _bounds(shape), len(rows) == num_reqs
+        key = self.graphs.dispatch(num_reqs, num_tokens, bounds[0], samples_all)
+        is_filtered = bool(self.is_filtered[rows].any())
+        self._send(shape, key)
+        if key is not None:
+            self.graphs.replay(key)
+            hidden = self._hidden[: len(rows)]
+        else:
+            hidden = self._sampled_rows(self._forward(num_reqs, num_tokens, len(rows), bounds), len(rows))
+        if is_filtered:
+            logits = self.model.compute_logits(hidden).float()
+            self.sampler.sample_filtered(logits, self.sampling_states, rows)
+        elif key is None and len(rows):
+            self.sampler.sample(self.model.compute_logits(hidden))
+
+    def _send(self, shape: BatchShape, key: GraphKey | None = None) -> None:
+        """The step's numbers and changes. For a graph the batch is filled up with requests without an owner:
+        in a decode each has a token, in a mixed batch the first has all that are missing."""
         rows, starts, sampling = shape.rows, shape.query_start_loc, shape.sampling
-        computed, missing = shape.seq_lens - shape.num_scheduled, pad_to - len(shape.rows)
-        if missing:
+        computed = shape.seq_lens - shape.num_scheduled
+        if key is not None and (missing := key.num_reqs - len(rows)):
+            ends = starts[-1] + np.arange(1, missing + 1) if key.max_query_len == 1 else key.num_tokens
+            sampling = np.append(sampling, np.full(key.num_reqs - len(sampling), len(rows)))
             rows = np.append(rows, np.full(missing, self.rows.spare_row))
-            starts = np.append(starts, starts[-1] + np.arange(1, missing + 1))
-            computed, sampling = np.append(computed, np.zeros(missing)), np.arange(pad_to)
+            starts = np.append(starts, np.broadcast_to(ends, missing))
+            computed = np.append(computed, np.zeros(missing))
         self.inputs.send(StepNumbers(rows, starts, computed, sampling))
 
     def _forward(self, num_reqs: int, num_tokens: int, num_sampling: int, bounds: tuple[int, int]) -> Tensor:
@@ -192,10 +196,12 @@ class DeviceModelRunner:
     def _sampled_rows(self, hidden: Tensor, count: int) -> Tensor:
         return hidden if len(hidden) == count else hidden[self.inputs.logits_indices[:count]]
 
-    def _decode(self, size: int) -> None:
-        """A decode of `size` requests from fixed buffers to fixed buffers: what graphs hold."""
-        hidden = self._forward(size, size, size, (1, self.max_model_len))
-        self._hidden[:size].copy_(hidden)
+    def _run_captured(self, key: GraphKey) -> None:
+        """A step from fixed buffers to fixed buffers, every request sampled: what graphs hold."""
+        bounds = (key.max_query_len, self.max_model_len)
+        hidden = self._forward(key.num_reqs, key.num_tokens, key.num_reqs, bounds)
+        hidden = self._sampled_rows(hidden, key.num_reqs)
+        self._hidden[: key.num_reqs].copy_(hidden)
         self.sampler.sample(self.model.compute_logits(hidden))
 
     # ------------------------------------------------------------------------------------------------ state
@@ -242,11 +248,10 @@ class DeviceModelRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture the graphs, over padding alone."""
-        size = self.rows.max_rows
-        spare, arange = np.full(size, self.rows.spare_row), np.arange(size + 1)
-        self.inputs.send(StepNumbers(spare, arange, np.zeros(size), arange[:size]))
-        self.graphs.capture()
+        """Capture the graphs, each over a batch of padding alone."""
+        none = np.zeros(0, dtype=np.int64)
+        nobody = BatchShape([], none, none, np.zeros(1, dtype=np.int32), none, none)
+        self.graphs.capture(before_each=lambda key: self._send(nobody, key))
 
 
 def _bounds(shape: BatchShape) -> tuple[int, int]:

@@ -29,11 +29,12 @@ class DeviceSampler:
         """[0]: token ids; [1]: how many of the row's logits were NaN."""
 
     def sample(self, logits: Tensor) -> None:
-        """Choose for rows without filters and append each token to its row. logits: [S, V] float32."""
+        """Choose for rows without filters and append each token to its row. logits: [S, V], any dtype."""
         if self.inputs.use_triton:
             kernels = importlib.import_module("learnvllm.executor_worker.device.sampling_kernel")
             kernels.sample(self, logits)
             return
+        logits = logits.float()
         rows, seq_lens = self._rows_and_lengths(len(logits))
         positions = seq_lens - self.rows.num_prompt_tokens[rows]
         tokens = sample_torch(logits, self.rows.temperature[rows], self.rows.seeds[rows], positions)

@@ -57,7 +57,7 @@ class PromptLogprobs:
                 stop = min(p + ROWS_AT_ONCE, end, last)
                 first = int(batch.query_start_loc[index]) - start
                 targets = self._requests.token_ids[row, p + 1 : stop + 1].astype(np.int64)
-                logits = compute_logits(hidden[first + p : first + stop])
+                logits = compute_logits(hidden[first + p : first + stop]).float()
                 parts.append(compute_logprobs(logits, targets, num_top, self._use_kernels))
             result[batch.req_ids[index]] = concatenate(parts)
             if end > last:
