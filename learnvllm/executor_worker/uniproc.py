@@ -77,4 +77,6 @@ class UniProcExecutor(Executor):
     def shutdown(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._worker is not None:
+            self._worker.shutdown()
         self._worker = None

@@ -7,6 +7,7 @@ vllm/v1/worker/worker_base.py, vllm/v1/worker/gpu_worker.py, vllm/v1/worker/cpu_
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from functools import partial
@@ -153,6 +154,9 @@ class Worker:
         for tokens, reqs in ((1, 1), (min(4, budget, max_seqs), 4), (min(16, budget), 1)):
             self.runner.dummy_run(min(tokens, self.config.max_model_len), reqs)
         self.runner.warm_up()
+        if self.choice.name == "device":  # a step takes milliseconds: a whole collection as long as many
+            gc.collect()
+            gc.freeze()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.runner.execute_model(scheduler_output)
@@ -161,6 +165,14 @@ class Worker:
         """execute_model without waiting: only for the device-resident runner."""
         assert isinstance(self.runner, DeviceModelRunner)
         return self.runner.start_step(scheduler_output)
+
+    def shutdown(self) -> None:
+        """Give the device's memory back: of what was frozen, and of graphs, nothing ends by itself."""
+        if isinstance(getattr(self, "runner", None), DeviceModelRunner):
+            self.runner.graphs.release()  # type: ignore[union-attr]
+            del self.runner, self.model
+            gc.unfreeze()
+            gc.collect()
 
     def memory_report(self) -> dict[str, int]:
         """Bytes held: `weight_bytes` as packed, `kv_cache_bytes` of the pool."""

@@ -9,8 +9,10 @@ Upstream: vllm/v1/worker/gpu/cudagraph_utils.py (CudaGraphManager), vllm/v1/cuda
 from __future__ import annotations
 
 import bisect
+import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -133,11 +135,11 @@ class CudaGraphManager:
         """Record all graphs, the largest first, so that the others reuse its memory. Each runs once before:
         a kernel's first launch compiles it, which cannot be recorded."""
         keys = sorted([*self.decodes, *self.mixed], key=lambda key: key.num_tokens, reverse=True)
-        if self.backend is not None:
-            for key in keys:
+        with without_garbage():
+            for key in keys if self.backend is not None else ():
                 before_each(key)
                 self.run(key)
-                self._replays[key] = self.backend.capture(partial(self.run, key))
+                self._replays[key] = self.backend.capture(partial(self.run, key))  # type: ignore[union-attr]
         logger.info("CUDA graphs: %s", self.explain())
 
     def dispatch(
@@ -159,6 +161,11 @@ class CudaGraphManager:
     def replay(self, key: GraphKey) -> None:
         self._replays[key]()
 
+    def release(self) -> None:
+        """Forget the graphs: they hold `run`'s owner, and that holds this."""
+        self._replays.clear()
+        self.run = lambda key: None
+
     def explain(self) -> str:
         """One sentence: what is captured, or why nothing is."""
         if self.backend is None:
@@ -167,3 +174,17 @@ class CudaGraphManager:
             return f"none: {self.decided_by} cannot be captured."
         sizes = f"{len(self.decodes)} of decodes and {len(self.mixed)} of mixed batches"
         return f"{sizes}; {self.decided_by} allows {self.support.name}."
+
+
+@contextmanager
+def without_garbage() -> Iterator[None]:
+    """Collect garbage before, and none within: an earlier engine's graph that is freed while another is
+    recorded ends the recording."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -11,15 +11,18 @@ from torch import Tensor
 
 
 class HostCopy:
-    """Queues the copy behind what computes `source`, which may be overwritten by what is queued after it."""
+    """Queues the copy behind what computes `source`, which may be overwritten by what is queued after it.
 
-    def __init__(self, source: Tensor) -> None:
+    stream: the device's current one (asking torch for it takes longer than queueing the copy).
+    """
+
+    def __init__(self, source: Tensor, stream: torch.cuda.Stream | None) -> None:
         self._event: torch.cuda.Event | None = None
         if source.is_cuda:
             self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
             self._host.copy_(source, non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(stream)
         else:
             self._host = source.clone()
 
@@ -48,8 +51,8 @@ class Staging:
             self._sent.synchronize()
         return self._values
 
-    def send(self, target: Tensor, count: int) -> None:
+    def send(self, target: Tensor, count: int, stream: torch.cuda.Stream | None) -> None:
         """Queue a copy of the first `count` words."""
         target[:count].copy_(self._host[:count], non_blocking=True)
         if self._sent is not None:
-            self._sent.record()
+            self._sent.record(stream)

@@ -45,6 +45,7 @@ class StepInputs:
         self.rows, self.use_triton = rows, use_triton
         device, max_reqs, groups = rows.arena.device, rows.max_rows, len(rows.widths)
         self.device, self.max_reqs, self.max_tokens = device, max_reqs, max_tokens_in_step
+        self.stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._stride = max_reqs + 1
         ints = {"dtype": torch.int32, "device": device}
         self.packed = torch.zeros(4 * self._stride + 2 * MAX_CHANGES, **ints)  # type: ignore[call-overload]
@@ -84,7 +85,7 @@ class StepInputs:
         packed[2 * stride : 2 * stride + len(step.computed)] = step.computed
         packed[3 * stride : 3 * stride + len(step.sampling)] = step.sampling
         packed[end : end + count], packed[end + count : end + 2 * count] = places, values
-        staging.send(self.packed, end + 2 * count)
+        staging.send(self.packed, end + 2 * count, self.stream)
         if count:
             self.rows.apply(self.packed[end : end + count], self.packed[end + count : end + 2 * count])
 

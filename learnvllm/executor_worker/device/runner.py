@@ -121,7 +121,7 @@ class DeviceModelRunner:
         self._launch(shape, rows)
         positions = self.states.num_tokens[rows]
         self.states.num_tokens[rows] += 1
-        chosen = HostCopy(self.sampler.chosen)
+        chosen = HostCopy(self.sampler.chosen, self.inputs.stream)
         step = Step(shape, rows, self.owner_of[rows], positions, chosen, started)
         self._steps.append(step)
         return PendingOutput(chosen.is_ready, lambda: self._finish(step))
