@@ -159,6 +159,17 @@ class Bench:
         profiler.disable()
         pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
 
+    def kernels(self, streams: int, length: int) -> None:
+        """Which kernels the device's time in a decode of so many streams goes to: microseconds a step."""
+        prompts = self.prompts(streams, length)
+        self.run(prompts, [2] * streams)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            self.run(prompts, [33] * streams)
+        found = sorted(profiler.key_averages(), key=lambda event: -event.device_time_total)
+        print(f"\nkernels of 32 decodes of {streams} x {length} and the prefill: ms, calls, name")
+        for event in found[:16]:
+            print(f"{event.device_time_total / 1e3:9.2f} {event.count:7d}  {event.key[:80]}")
+
     def note_profile(self, name: str) -> None:
         if self.profile is not None:
             self.record(f"host_us_{name}", self.profile.take())
@@ -233,6 +244,8 @@ def main() -> None:
     if args.profile:
         bench.functions(bench.prompts(1, 16), 200)
         bench.functions(bench.prompts(64, 16), 64)
+        bench.kernels(1, 16)
+        bench.kernels(128, 850)
     print(f"\n{'':<14}{'ours':>12}{'vLLM 0.26':>12}{'ratio':>8}{'limit':>10}{'of limit':>10}")
     for name, theirs in VLLM.items():
         if name in bench.results:
