@@ -246,6 +246,8 @@ def main() -> None:
         bench.functions(bench.prompts(64, 16), 64)
         bench.kernels(1, 16)
         bench.kernels(128, 850)
+    late = bench.engine.engine_core.core.executor.collective_rpc("late_compilations")[0]  # type: ignore[attr-defined]
+    bench.record("late_compilations", late)
     print(f"\n{'':<14}{'ours':>12}{'vLLM 0.26':>12}{'ratio':>8}{'limit':>10}{'of limit':>10}")
     for name, theirs in VLLM.items():
         if name in bench.results:

@@ -19,6 +19,7 @@ from learnvllm.architecture.errors import ConfigError
 from learnvllm.architecture.math_utils import cdiv
 from learnvllm.architecture.platforms import CpuPlatform, Platform, current_platform
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
+from learnvllm.executor_worker.device.compile_watch import CompileWatch
 from learnvllm.executor_worker.device.cuda_graphs import CudaBackend, GraphSupport
 from learnvllm.executor_worker.device.runner import DeviceModelRunner
 from learnvllm.executor_worker.executor import ModelLoader
@@ -44,6 +45,7 @@ class Worker:
     def __init__(self, config: EngineConfig, rank: int = 0, load_model: ModelLoader | None = None) -> None:
         self.config, self.rank = config, rank
         self._load_model = load_model
+        self.compile_watch = CompileWatch()
         self.platform: Platform
         self.device: torch.device
         self.model: DecoderModel
@@ -132,6 +134,8 @@ class Worker:
 
     def _make_device_runner(self, kv_cache_config: KVCacheConfig, caches: KVCaches) -> DeviceModelRunner:
         uses_triton = _uses_triton(self.device)
+        if uses_triton:
+            self.compile_watch.start()
         has_graphs = self.platform.supports("cuda_graphs") and not self.config.model_config.enforce_eager
         return DeviceModelRunner(
             self.config,
@@ -155,8 +159,13 @@ class Worker:
             self.runner.dummy_run(min(tokens, self.config.max_model_len), reqs)
         self.runner.warm_up()
         if self.choice.name == "device":  # a step takes milliseconds: a whole collection as long as many
+            self.compile_watch.warmed_up()
             gc.collect()
             gc.freeze()
+
+    def late_compilations(self) -> list[str]:
+        """Kernels that were compiled after warm-up, and what about them was not foreseen."""
+        return self.compile_watch.late
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.runner.execute_model(scheduler_output)

@@ -58,3 +58,18 @@ def test_decodes_and_small_mixed_batches_are_replayed(tiny_model, monkeypatch: p
     finally:
         core.shutdown()
     assert [(key.num_reqs, key.num_tokens) for key in replayed] == [(8, 32), *[(4, 4)] * 11]
+
+
+def test_nothing_is_compiled_after_warm_up(tiny_model) -> None:
+    model = tiny_model("qwen3")
+    config = make_config(
+        model.directory, device="cuda", dtype="bfloat16", budget=2048, max_num_seqs=40, async_scheduling=True
+    )
+    core = build_engine_core(config)
+    try:
+        params = SamplingParams(temperature=0.7, max_tokens=6, ignore_eos=True)
+        for lengths in ([1], [100] * 40, [64] * 32, [17, 5, 80], [3] * 16, [150] * 30, [128]):
+            run_core(core, random_prompts(lengths, model.vocab_size), params)
+        assert core.collective_rpc("late_compilations") == [[]]
+    finally:
+        core.shutdown()

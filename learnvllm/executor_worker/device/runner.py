@@ -248,7 +248,14 @@ class DeviceModelRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture the graphs, each over a batch of padding alone."""
+        """Compile what steps too large for a graph need, then capture the graphs, over padding alone.
+
+        Triton compiles apart for 1, for multiples of 16 and for other numbers, of tokens and of requests.
+        """
+        limit, most = self.inputs.max_tokens, self.rows.max_rows
+        for num_reqs in {1, min(17, most), most // 16 * 16 or 1} if self.inputs.use_triton else ():
+            for num_tokens in {limit // 16 * 16, limit // 16 * 16 - 1}:
+                self.dummy_run(max(1, min(num_tokens, num_reqs * self.max_model_len)), num_reqs)
         none = np.zeros(0, dtype=np.int64)
         nobody = BatchShape([], none, none, np.zeros(1, dtype=np.int32), none, none)
         self.graphs.capture(before_each=lambda key: self._send(nobody, key))
