@@ -2,8 +2,8 @@
 
 Triton compiles a kernel anew for each combination of dtypes, constants and of what it notices of its numbers
 (1, a multiple of 16). What warm-up did not meet is compiled at first use; every such kernel is logged by
-name, with what is new about it, so that the warm-up can be completed. Upstream: vllm/triton_utils/ and the warm-up
-contract of vllm #46182, #50176.
+name, with what is new about it, so that the warm-up can be completed. Upstream: the warm-up contract of
+vllm #46182 and #50176.
 """
 
 from __future__ import annotations
