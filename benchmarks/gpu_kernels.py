@@ -1,4 +1,4 @@
-"""Each Triton kernel on a GPU: `python benchmarks/gpu_kernels.py`.
+"""Each Triton kernel on a GPU: `python benchmarks/gpu_kernels.py COMMIT`.
 
 In the shapes of Qwen3-0.6B, bfloat16. A kernel's calls are captured in one CUDA graph that walks through the
 buffers of several layers, so that data comes from memory and the host does not count; the number is the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,8 +41,8 @@ def randn(*shape: int) -> Tensor:
 
 def in_graph(call: Call, layers: int, replays: int = 20) -> float:
     """Median microseconds of a call in a graph that runs it for each layer."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    torch.cuda.synchronize()  # what the call reads was made on another stream
+    with torch.cuda.stream(torch.cuda.Stream()):
         for layer in range(min(layers, 2)):
             call(layer)
     torch.cuda.synchronize()
@@ -81,15 +82,16 @@ def matrix_rate() -> float:
 class Report:
     """A table that is printed as it grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, commit: str) -> None:
         self.lines: list[str] = []
         self.rows: list[dict[str, object]] = []
         self.bytes_per_us, self.flops_per_us = copy_rate(), matrix_rate()
-        self.say(
+        self.environment = (
             f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, Python "
             f"{platform.python_version()}; copy {self.bytes_per_us / 1e6:.2f} TB/s, bf16 8192^3 "
-            f"{self.flops_per_us / 1e6:.0f} TFLOP/s"
+            f"{self.flops_per_us / 1e6:.0f} TFLOP/s; commit {commit}"
         )
+        self.say(self.environment)
         self.say(f"{'':<44}{'us':>9}{'GB/s':>8}{'TFLOP/s':>9}{'floor':>7}{'torch us':>11}")
 
     def say(self, line: str) -> None:
@@ -367,7 +369,7 @@ def launch_early(yes: bool) -> None:
 def main() -> None:
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    report = Report()
+    report = Report(sys.argv[1] if len(sys.argv) > 1 else "not given")
     for tokens in (1, 256, 8192):
         small_operators(report, tokens)
     for name, lens in ATTENTION.items():
@@ -380,7 +382,10 @@ def main() -> None:
     steps(report)
     results = Path(__file__).parent / "results"
     (results / "gpu_kernels.txt").write_text("\n".join(report.lines) + "\n", encoding="utf-8")
-    (results / "gpu_kernels.json").write_text(json.dumps(report.rows, indent=1) + "\n", encoding="utf-8")
+    (results / "gpu_kernels.json").write_text(
+        json.dumps({"environment": report.environment, "rows": report.rows}, indent=1) + "\n",
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":
