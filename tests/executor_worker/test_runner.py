@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.step import CachedRequestData, NewRequestData, SchedulerOutput
+from learnvllm.executor_worker.device import inputs
 from learnvllm.executor_worker.input_batch import InputBatch
 from learnvllm.executor_worker.model_state import DefaultModelState, ModelInputs
 from tests.executor_worker.configs import make_config
@@ -218,6 +219,16 @@ def test_sampled_tokens_stay_on_the_worker() -> None:
         cached = CachedRequestData(["a"], [None], [9 + step])
         outputs.append(runner.execute_model(SchedulerOutput(step, [], cached, {"a": 1}, 1)))
     assert [o.sampled_token_ids[0][0] for o in outputs] == greedy(PROMPT, 5, config)
+
+
+def test_more_changes_than_one_copy_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long prompts come to the device in several pieces."""
+    monkeypatch.setattr(inputs, "MAX_CHANGES", 7)
+    driver = Driver(make_config())
+    driver.add("a", PROMPT * 3)
+    driver.add("b", PROMPT)
+    driver.decode(3)
+    check(driver)
 
 
 @settings(max_examples=60)
