@@ -73,9 +73,10 @@ def test_a_mixed_batch_is_padded_in_tokens_and_requests() -> None:
     assert graphs.dispatch(4, 12, 9, samples_all=True) == GraphKey(8, 16, 16)
     assert graphs.dispatch(4, 4, 1, samples_all=False) == GraphKey(8, 16, 16)
     assert graphs.dispatch(1, 64, 64, samples_all=True) == GraphKey(8, 64, 64)
-    assert graphs.dispatch(8, 65, 9, samples_all=True) == GraphKey(20, 96, 96)  # one is needed for padding
-    assert graphs.dispatch(20, 65, 9, samples_all=True) is None
-    assert graphs.dispatch(1, 97, 97, samples_all=True) is None
+    assert graphs.dispatch(8, 65, 9, samples_all=True) == GraphKey(21, 96, 96)  # one is needed for padding
+    assert graphs.dispatch(20, 65, 9, samples_all=True) == GraphKey(21, 96, 96)
+    assert graphs.dispatch(1, 97, 97, samples_all=True) == GraphKey(8, 100, 100)
+    assert graphs.dispatch(1, 101, 101, samples_all=True) is None
     assert graphs.dispatch(3, 3, 1, samples_all=True) == GraphKey(4, 4, 1)
 
 
@@ -84,7 +85,7 @@ def test_never_and_no_backend_capture_nothing_and_say_why() -> None:
     assert never.dispatch(1, 1, 1, samples_all=True) is none.dispatch(1, 1, 1, samples_all=True) is None
     assert never.explain() == "none: attention cannot be captured."
     assert "enforce-eager" in none.explain()
-    assert manager(ALWAYS).explain() == "6 of decodes and 8 of mixed batches; attention allows ALWAYS."
+    assert manager(ALWAYS).explain() == "6 of decodes and 10 of mixed batches; attention allows ALWAYS."
 
 
 def test_the_recorder_replays_operators_over_the_same_memory() -> None:

@@ -77,8 +77,10 @@ def graph_keys(
     decodes = [GraphKey(n, n, 1) for n in decode_sizes(max_reqs)] if support > GraphSupport.NEVER else []
     if support < GraphSupport.ALWAYS:
         return decodes, []
-    reqs = sorted({*(n for n in MIXED_REQS if n < max_reqs), max_reqs})
-    return decodes, [GraphKey(r, t, t) for t in MIXED_TOKENS if t <= max_tokens for r in reqs]
+    most, limit = max_reqs + 1, min(max_tokens, MIXED_TOKENS[-1])  # one request takes what is missing
+    reqs = sorted({*(n for n in MIXED_REQS if n < most), most})
+    tokens = sorted({*(n for n in MIXED_TOKENS if n < limit), limit})
+    return decodes, [GraphKey(r, t, t) for t in tokens for r in reqs]
 
 
 class GraphBackend(Protocol):

@@ -42,7 +42,7 @@ def _prepare(  # type: ignore[no-untyped-def]
     for first in range(start, end, TILE):
         token = first + lane
         mask = token < end
-        position = (computed + token - start).to(tl.int64)
+        position = tl.where(is_real, computed + token - start, 0).to(tl.int64)  # padding may be long
         if group == 0:
             ids = tl.load(arena_ptr + tokens_offset + row * max_tokens + position, mask=mask)
             tl.store(input_ids_ptr + token, ids.to(tl.int64), mask=mask)

@@ -43,7 +43,7 @@ class StepInputs:
 
     def __init__(self, rows: DeviceRows, max_tokens_in_step: int, use_triton: bool) -> None:
         self.rows, self.use_triton = rows, use_triton
-        device, max_reqs, groups = rows.arena.device, rows.max_rows, len(rows.widths)
+        device, max_reqs, groups = rows.arena.device, rows.max_rows + 1, len(rows.widths)
         self.device, self.max_reqs, self.max_tokens = device, max_reqs, max_tokens_in_step
         self.stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._stride = max_reqs + 1
@@ -122,7 +122,7 @@ def prepare_torch(inputs: StepInputs, num_reqs: int, num_tokens: int, num_sampli
     is_real, row = row != rows.spare_row, row.long()
     token = torch.arange(num_tokens, dtype=torch.int32, device=inputs.device)
     owner = torch.searchsorted(starts[1:], token, right=True)  # [T]: the request each token belongs to
-    position = (computed[owner] + token - starts[owner]).long()
+    position = torch.where(is_real[owner], computed[owner] + token - starts[owner], 0).long()
     inputs.input_ids[:num_tokens] = rows.token_ids[row[owner], position]
     inputs.positions[:num_tokens] = position
     inputs.seq_lens[:num_reqs] = torch.where(is_real, computed + starts[1:] - starts[:-1], 0)

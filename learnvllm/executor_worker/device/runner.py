@@ -94,11 +94,12 @@ class DeviceModelRunner:
         self.prompt_logprobs = PromptLogprobs(self.states, use_kernels=False)
         self._group_layers = [group.layer_names for group in kv_cache_config.groups]
         self._steps: deque[Step] = deque()
-        self._hidden = torch.zeros(max_rows, model.arch.hidden_size, dtype=model.dtype, device=device)
+        self._hidden = torch.zeros(
+            self.inputs.max_reqs, model.arch.hidden_size, dtype=model.dtype, device=device
+        )
         """Where a replayed step sampled, for who needs logits beyond the graph's own choice."""
         parts = {"attention": attention_support, "the sampler": GraphSupport.ALWAYS}
-        longest = min(scheduler.max_num_batched_tokens, config.max_model_len)
-        self.graphs = CudaGraphManager(graphs, parts, max_rows, longest, self._run_captured)
+        self.graphs = CudaGraphManager(graphs, parts, max_rows, self.inputs.max_tokens, self._run_captured)
 
     # ------------------------------------------------------------------------------------------------ steps
 
@@ -252,10 +253,11 @@ class DeviceModelRunner:
 
         Triton compiles apart for 1, for multiples of 16 and for other numbers, of tokens and of requests.
         """
-        limit, most = self.inputs.max_tokens, self.rows.max_rows
-        for num_reqs in {1, min(17, most), most // 16 * 16 or 1} if self.inputs.use_triton else ():
-            for num_tokens in {limit // 16 * 16, limit // 16 * 16 - 1}:
-                self.dummy_run(max(1, min(num_tokens, num_reqs * self.max_model_len)), num_reqs)
+        limit, most = self.inputs.max_tokens // 16 * 16, self.rows.max_rows
+        for num_reqs in (1, 16, 17, most // 16 * 16) if self.inputs.use_triton else ():
+            for num_tokens in (limit, limit - 1):
+                if 0 < num_reqs <= min(most, num_tokens):
+                    self.dummy_run(num_tokens, num_reqs)
         none = np.zeros(0, dtype=np.int64)
         nobody = BatchShape([], none, none, np.zeros(1, dtype=np.int32), none, none)
         self.graphs.capture(before_each=lambda key: self._send(nobody, key))
