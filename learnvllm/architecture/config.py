@@ -27,6 +27,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Policy = Literal["fcfs", "priority", "shortest"]
 PrefixCacheEviction = Literal["lru", "segmented"]
 ExecutorBackend = Literal["uni", "mp"]
+MoEBackendName = Literal["auto", "cpu", "grouped_mm", "naive", "batched"]
 
 MAX_NUM_SEQS = 16384
 """Every request that may run has rows of its own in several tables, made when the engine starts."""
@@ -214,6 +215,8 @@ class DeviceConfig:
     num_threads: int | None = None
     """Compute threads on a CPU, at most MAX_THREADS; None: physical cores."""
     cpu_kernels: Literal["numba", "torch"] = "numba"
+    moe_backend: MoEBackendName = "auto"
+    """What computes a mixture of experts. auto: the fastest that can here."""
 
     def __post_init__(self) -> None:
         _check(
@@ -264,6 +267,13 @@ class EngineConfig:
             "max_num_seqs",
             scheduler.max_num_seqs,
             f"must not exceed max_num_batched_tokens ({scheduler.max_num_batched_tokens})",
+        )
+        backend = self.device_config.moe_backend
+        _check(
+            backend == "auto" or self.model_config.arch.moe is not None,
+            "moe_backend",
+            backend,
+            "is for mixtures of experts, which this model is not; leave it out",
         )
         blocks = self.cache_config.num_gpu_blocks_override
         if blocks is not None:

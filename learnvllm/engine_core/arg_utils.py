@@ -21,6 +21,7 @@ from learnvllm.architecture.config import (
     Dtype,
     ExecutorBackend,
     ModelConfig,
+    MoEBackendName,
     ParallelConfig,
     Policy,
     PrefixCacheEviction,
@@ -125,6 +126,9 @@ class EngineArgs:
     num_threads: int | None = _flag(None, "Compute threads on a CPU. Left out: the physical cores.")
     cpu_kernels: Literal["numba", "torch"] = _flag(
         DeviceConfig.cpu_kernels, "CPU operators: compiled numba kernels, or their readable torch twins."
+    )
+    moe_backend: MoEBackendName = _flag(
+        DeviceConfig.moe_backend, "What computes a mixture of experts. auto: the fastest that can here."
     )
 
     disable_log_stats: bool = _flag(False, "Keep no statistics: no metrics and no periodic log line.")

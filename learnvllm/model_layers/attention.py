@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.rope_config import SLIDING_ATTENTION
 from learnvllm.model_layers import ops
 
 

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.rope_config import SLIDING_ATTENTION
 from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from learnvllm.model_layers.attention import StepContext
 from learnvllm.model_layers.weights import HeldWeights
@@ -25,6 +26,8 @@ class DecoderModel(ABC):
     held: HeldWeights
     dtype: torch.dtype = torch.float32
     """Of activations, and so of what attention caches."""
+    asks_host: bool = False
+    """Does a forward wait for values from the device? Then no CUDA graph can hold it."""
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:

@@ -33,12 +33,16 @@ def load_model(config: EngineConfig, device: torch.device = CPU) -> DecoderModel
     mode, dtype = compute_types(model_config.dtype, arch, device)
     checkpoint = None if model_config.load_format == "dummy" else SafetensorsCheckpoint(model_config.path)
     source: TensorSource = checkpoint or RandomTensors(model_config.seed)
-    model = build_model(arch, Weights(source, mode, config.max_model_len, device, dtype))
+    moe_backend = config.device_config.moe_backend
+    weights = Weights(source, mode, config.max_model_len, device, dtype, moe_backend)
+    model = build_model(arch, weights)
     if checkpoint is not None:
         checkpoint.finish(ignore=ignorable_tensors(arch))
     logger.info("Loaded %s: %.0f MB of weights.", model_config.model, model.weight_bytes() / 1e6)
     for kernel, count in model.held.kernels.items():
         logger.info("%d linear layers: %s.", count, kernel)
+    for kernel, count in model.held.moe_kernels.items():
+        logger.info("%d layers of experts: %s.", count, kernel)
     return model
 
 
@@ -52,7 +56,7 @@ def model_class(model_type: str) -> Callable[[ModelArchitecture, Weights], Decod
 def build_model(arch: ModelArchitecture, weights: Weights) -> DecoderModel:
     """A model of this architecture with its tensors taken from `weights`."""
     model = model_class(arch.model_type)(arch, weights)
-    model.dtype = weights.dtype
+    model.dtype, model.asks_host = weights.dtype, weights.held.asks_host
     return model
 
 

@@ -32,6 +32,10 @@ class TensorSource(Protocol):
         """
         ...
 
+    def has(self, name: str) -> bool:
+        """Is there a tensor of this name? For what checkpoints store in one of several ways."""
+        ...
+
 
 class RandomTensors:
     """Seeded random tensors of any shape asked for (--load-format dummy): benchmarks without a checkpoint."""
@@ -45,6 +49,10 @@ class RandomTensors:
         values = torch.randn(shape, generator=generator) * 0.02
         return values + 1.0 if name.endswith("norm.weight") else values
 
+    def has(self, name: str) -> bool:
+        """Layers ask for the rarer of two names: it has the common ones."""
+        return False
+
 
 @dataclass
 class HeldWeights:
@@ -53,6 +61,10 @@ class HeldWeights:
     num_bytes: int = 0
     kernels: Counter[str] = field(default_factory=Counter)
     """Which kernels compute its linear layers and why (`LinearKernel.explain`), and how many layers each."""
+    moe_kernels: Counter[str] = field(default_factory=Counter)
+    """Likewise for its layers of experts, with the reasons against others."""
+    asks_host: bool = False
+    """Does any layer wait for values from the device (`DecoderModel.asks_host`)?"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,8 @@ class Weights:
     """Where the model is to compute: `take` moves what it takes there."""
     dtype: torch.dtype = torch.float32
     """Of activations, and of linear weights that are used as they are (`linear_mode` torch)."""
+    moe_backend: str = "auto"
+    """What computes experts (--moe-backend)."""
     prefix: str = ""
     held: HeldWeights = field(default_factory=HeldWeights)
 
@@ -83,6 +97,10 @@ class Weights:
             ModelLoadError: it is missing, or its shape is another.
         """
         return self.source.take(self.prefix + name, shape).to(self.device)
+
+    def has(self, name: str) -> bool:
+        """Is there a tensor `prefix + name`?"""
+        return self.source.has(self.prefix + name)
 
     def error(self, name: str, what: str) -> ModelLoadError:
         """The tensor `prefix + name` cannot be held in the form that was asked for."""

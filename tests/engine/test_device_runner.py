@@ -7,12 +7,14 @@ are recorded and replayed operator by operator (device/graph_recorder.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from learnvllm.architecture.config import MoEBackendName
 from learnvllm.architecture.platforms import CpuPlatform
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.assembly import build_engine_core
@@ -197,3 +199,22 @@ def test_any_mix_of_sampling_is_the_same_beside_replayed_steps(tiny_model, recor
     finally:
         core.shutdown()
     assert recorded_graphs
+
+
+@pytest.mark.parametrize(("backend", "is_captured"), [("batched", True), ("naive", False)])
+def test_graphs_hold_experts_only_where_no_size_depends_on_routing(
+    tiny_model, recorded_graphs, backend: MoEBackendName, is_captured: bool
+) -> None:
+    model = tiny_model("qwen3_moe")
+    config = make_config(model.directory, max_num_seqs=4)
+    device_config = replace(config.device_config, moe_backend=backend)
+    core = build_engine_core(replace(config, device_config=device_config))
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    try:
+        assert is_captured or device_runner(core).graphs.explain() == "the model cannot be captured."
+        prompts = random_prompts([3, 17, 30], model.vocab_size, seed=6)
+        for prompt, tokens in zip(prompts, run_core(core, prompts, params), strict=True):
+            model.oracle.check(prompt, tokens, max_tokens=10, ignore_eos=True, context=backend)
+        assert bool(recorded_graphs) is is_captured
+    finally:
+        core.shutdown()

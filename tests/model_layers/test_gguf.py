@@ -126,7 +126,7 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ModelLoadError, match=r"'rwkv7'.*Implemented: llama, qwen2, qwen3, gemma3"):
+    with pytest.raises(ModelLoadError, match=r"'rwkv7'.*Implemented: llama, qwen2, qwen3, gemma3\."):
         convert(tmp_path / "m.gguf")
 
 

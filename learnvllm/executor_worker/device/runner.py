@@ -99,6 +99,7 @@ class DeviceModelRunner:
         )
         """Where a replayed step sampled, for who needs logits beyond the graph's own choice."""
         parts = {"attention": attention_support, "the sampler": GraphSupport.ALWAYS}
+        parts["the model"] = GraphSupport.NEVER if model.asks_host else GraphSupport.ALWAYS
         self.graphs = CudaGraphManager(graphs, parts, max_rows, self.inputs.max_tokens, self._run_captured)
 
     # ------------------------------------------------------------------------------------------------ steps

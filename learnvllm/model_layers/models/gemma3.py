@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.rope_config import SLIDING_ATTENTION
 from learnvllm.model_layers.attention import Attention, StepContext
 from learnvllm.model_layers.embedding import Embedding, LMHead
 from learnvllm.model_layers.layernorm import RMSNorm

@@ -46,15 +46,29 @@ class LlamaAttention:
         return self.attn(positions, *self.attn.split(qkv), ctx)
 
 
+class FeedForward(Protocol):
+    """The other half of a layer: a `GatedMLP`. Qwen3-MoE passes experts."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        ...
+
+    def add_to(self, stream: Tensor, norm: RMSNorm) -> None:
+        """stream += self(norm(stream))."""
+        ...
+
+
 class LlamaDecoderLayer:
     """Attention, then the feed-forward block, each behind a norm and added to the residual stream."""
 
-    def __init__(self, arch: ModelArchitecture, weights: Weights, self_attn: AttentionBlock) -> None:
+    def __init__(
+        self, arch: ModelArchitecture, weights: Weights, self_attn: AttentionBlock, mlp: FeedForward
+    ) -> None:
         size, eps = arch.hidden_size, arch.rms_norm_eps
         self.input_layernorm = RMSNorm(weights, "input_layernorm", size, eps)
         self.self_attn = self_attn
         self.post_attention_layernorm = RMSNorm(weights, "post_attention_layernorm", size, eps)
-        self.mlp = GatedMLP(arch, weights.at("mlp"))
+        self.mlp = mlp
 
     def __call__(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, ctx: StepContext
@@ -77,11 +91,17 @@ class LlamaDecoderLayer:
         self.mlp.add_to(stream, self.post_attention_layernorm)
 
 
+def llama_mlp(arch: ModelArchitecture, weights: Weights, index: int) -> FeedForward:
+    """The same block in every layer."""
+    return GatedMLP(arch, weights)
+
+
 class LlamaForCausalLM(DecoderModel):
     """Embedding, layers, final norm, head.
 
     Args:
         attention: makes a layer's attention of (architecture, weights, layer index, rotary table).
+        mlp: makes a layer's feed-forward block of (architecture, weights, layer index).
     """
 
     def __init__(
@@ -89,6 +109,7 @@ class LlamaForCausalLM(DecoderModel):
         arch: ModelArchitecture,
         weights: Weights,
         attention: Callable[[ModelArchitecture, Weights, int, Tensor], AttentionBlock] = LlamaAttention,
+        mlp: Callable[[ModelArchitecture, Weights, int], FeedForward] = llama_mlp,
     ) -> None:
         self.arch = arch
         self.held = weights.held
@@ -98,9 +119,8 @@ class LlamaForCausalLM(DecoderModel):
         self.layers = []
         for i in range(arch.num_layers):
             layer = weights.at(f"model.layers.{i}")
-            self.layers.append(
-                LlamaDecoderLayer(arch, layer, attention(arch, layer.at("self_attn"), i, rope))
-            )
+            self_attn = attention(arch, layer.at("self_attn"), i, rope)
+            self.layers.append(LlamaDecoderLayer(arch, layer, self_attn, mlp(arch, layer.at("mlp"), i)))
         self.norm = RMSNorm(weights, "model.norm", arch.hidden_size, arch.rms_norm_eps)
         self.lm_head = LMHead(arch, weights)
 
