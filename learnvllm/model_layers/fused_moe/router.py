@@ -39,7 +39,8 @@ def append_shared_experts(
     """Send every token also to the experts first_id, first_id + 1, ..., with weight 1: [T, K] -> [T, K + S].
 
     A shared expert is one that nobody need choose; with ids behind the routed ones, the same grouped product
-    computes both. Upstream: vllm/.../router/aiter_shared_routed_fused_moe_router.py.
+    computes both. Upstream:
+    vllm/model_executor/layers/fused_moe/router/aiter_shared_routed_fused_moe_router.py.
     """
     tokens = topk_ids.shape[0]
     shared = torch.arange(first_id, first_id + num_shared, device=topk_ids.device).expand(tokens, -1)

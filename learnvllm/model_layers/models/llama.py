@@ -49,7 +49,7 @@ class LlamaAttention:
 class FeedForward(Protocol):
     """The other half of a layer: a `GatedMLP`. Qwen3-MoE passes experts."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, /) -> Tensor:
         """[T, H] -> [T, H]."""
         ...
 
