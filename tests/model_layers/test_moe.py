@@ -222,6 +222,12 @@ def test_mod_05_every_pair_has_one_slot_in_a_block_of_its_expert(
     assert counts.tolist() == [flat.count(e) for e in range(num_experts)]
 
 
+def test_the_pages_example_of_alignment() -> None:
+    slots, experts, used = moe_align_block_size(torch.tensor([[0, 2], [2, 1], [2, 0]]), 2, 4)
+    assert slots.tolist() == [0, 5, 3, 6, 1, 2, 4, 6, 6, 6]
+    assert (experts.tolist(), used.tolist()) == ([0, 1, 2, 2, -1], [8])
+
+
 @given(chosen=choices(), repeat=st.sampled_from([1, 3, 7]))
 def test_the_kernel_sorts_as_its_torch_twin_does(chosen: tuple[Tensor, int], repeat: int) -> None:
     ids, num_experts = chosen[0].repeat(repeat, 1), chosen[1]  # more rows than a block has
