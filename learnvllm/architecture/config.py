@@ -27,6 +27,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Policy = Literal["fcfs", "priority", "shortest"]
 PrefixCacheEviction = Literal["lru", "segmented"]
 ExecutorBackend = Literal["uni", "mp"]
+MoEBackendName = Literal["auto", "cpu", "grouped_mm", "naive", "batched"]
 
 MAX_NUM_SEQS = 16384
 """Every request that may run has rows of its own in several tables, made when the engine starts."""
@@ -74,7 +75,8 @@ class ModelConfig:
     """Directory with config.json, tokenizer.json and *.safetensors."""
     arch: ModelArchitecture
     dtype: Dtype = "auto"
-    """auto: fp16-packed weights, fp32 activations. float32: the exact path, which the oracle tests use."""
+    """auto: on a CPU fp16-packed weights and fp32 activations, on a GPU what the checkpoint is stored in (16
+    bits at most). float32: the exact path, which the oracle tests use."""
     max_model_len: int = 0
     """Longest prompt + output in tokens; 0 takes the model's own limit."""
     seed: int = 0
@@ -83,6 +85,8 @@ class ModelConfig:
     max_logprobs: int = 20
     load_format: Literal["auto", "dummy"] = "auto"
     """dummy: random weights (seeded), for benchmarks without a checkpoint."""
+    enforce_eager: bool = False
+    """On a GPU: launch every kernel by itself, never a recorded graph of them."""
 
     def __post_init__(self) -> None:
         limit = self.arch.max_position_embeddings
@@ -208,11 +212,13 @@ class DeviceConfig:
     """Where it computes."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the CPU. cuda is refused until the models run there (Day 5)."""
+    """auto: a GPU where there is one, else the CPU."""
     num_threads: int | None = None
     """Compute threads on a CPU, at most MAX_THREADS; None: physical cores."""
     cpu_kernels: Literal["numba", "torch"] | None = None
     """The operators: compiled kernels, or their readable torch twins; None: LEARNVLLM_CPU_KERNELS."""
+    moe_backend: MoEBackendName = "auto"
+    """What computes a mixture of experts. auto: the fastest that can here."""
 
     def __post_init__(self) -> None:
         _check(
@@ -221,7 +227,6 @@ class DeviceConfig:
             self.num_threads,
             f"must be between 1 and {MAX_THREADS}; leave it out for one a physical core",
         )
-        _check(self.device != "cuda", "device", self.device, "must be cpu: models run on a CPU only so far")
 
 
 @_config
@@ -264,6 +269,13 @@ class EngineConfig:
             "max_num_seqs",
             scheduler.max_num_seqs,
             f"must not exceed max_num_batched_tokens ({scheduler.max_num_batched_tokens})",
+        )
+        backend = self.device_config.moe_backend
+        _check(
+            backend == "auto" or self.model_config.arch.moe is not None,
+            "moe_backend",
+            backend,
+            "is for mixtures of experts, which this model is not; leave it out",
         )
         blocks = self.cache_config.num_gpu_blocks_override
         if blocks is not None:

@@ -118,6 +118,18 @@ REGISTRY: dict[str, EnvVar] = {
             "CPU operators: compiled numba kernels or their readable torch twins.",
         ),
         EnvVar(
+            "LEARNVLLM_MODEL_RUNNER",
+            None,
+            _one_of("simple", "device"),
+            "Model runner: simple rebuilds a step's inputs on the host, device keeps them on the GPU.",
+        ),
+        EnvVar(
+            "LEARNVLLM_GPU_KERNELS",
+            "triton",
+            _one_of("triton", "torch"),
+            "GPU operators: Triton kernels or their readable torch twins.",
+        ),
+        EnvVar(
             "LEARNVLLM_NUM_THREADS",
             None,
             _num_threads,

@@ -12,37 +12,18 @@ from typing import Any
 
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.architecture.json_fields import Fields, read_json
-
-FULL_ATTENTION = "full_attention"
-SLIDING_ATTENTION = "sliding_attention"
+from learnvllm.architecture.moe_config import MoEConfig, parse_moe
+from learnvllm.architecture.rope_config import FULL_ATTENTION, SLIDING_ATTENTION, RopeConfig, parse_rope
 
 MODEL_CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 """What is implemented: config.json's model_type -> the class in its `architectures`, which is also ours."""
 MOST_LAYERS = 10_000
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding: base frequency and, for long contexts, how frequencies are rescaled."""
-
-    theta: float = 10000.0
-    rope_type: str = "default"
-    """default, linear, llama3 or yarn."""
-    factor: float = 1.0
-    original_max_position: int | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,6 +57,8 @@ class ModelArchitecture:
     """Gemma 3: attention scale is this to the power -1/2 instead of head_dim."""
     eos_token_ids: tuple[int, ...]
     torch_dtype: str
+    moe: MoEConfig | None = None
+    """The experts of its sparse layers; None for a dense model."""
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelArchitecture:
@@ -107,7 +90,7 @@ class ModelArchitecture:
         heads = config.integer("num_attention_heads")
         hidden = config.integer("hidden_size")
         window = _sliding_window(config, model_type)
-        rope, rope_local = _parse_rope(config, model_type)
+        rope, rope_local = parse_rope(config, model_type)
         gemma = model_type == "gemma3_text"
         has_bias = config.flag("attention_bias", False)
         arch = cls(
@@ -133,6 +116,7 @@ class ModelArchitecture:
             query_pre_attn_scalar=config.optional_number("query_pre_attn_scalar") if gemma else None,
             eos_token_ids=_token_ids("eos_token_id", config, generation),
             torch_dtype=config.text("dtype", config.text("torch_dtype", "float32")),
+            moe=parse_moe(config, model_type, num_layers),
         )
         _check_heads(config, arch)
         return arch
@@ -141,6 +125,7 @@ class ModelArchitecture:
 _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": {"sliding_window": 4096, "num_key_value_heads": 32},
     "qwen3": {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {"sliding_window": 4096, "num_key_value_heads": 4},
     "gemma3_text": {
         "num_key_value_heads": 4,
         "sliding_window": 4096,
@@ -209,12 +194,14 @@ def _activation(config: Fields, model_type: str) -> str:
 def _sliding_window(config: Fields, model_type: str) -> int | None:
     if model_type == "llama":
         return None  # transformers' Llama has no window, whatever the config says
-    if model_type in ("qwen2", "qwen3") and not config.flag("use_sliding_window", False):
+    if model_type.startswith("qwen") and not config.flag("use_sliding_window", False):
         return None  # these configs name a window even when it is switched off
     return config.optional_integer("sliding_window")
 
 
 def _layer_types(config: Fields, model_type: str, num_layers: int, window: int | None) -> tuple[str, ...]:
+    if model_type == "qwen3_moe":  # a window is every layer's; transformers asks no layer_types
+        return (SLIDING_ATTENTION if window else FULL_ATTENTION,) * num_layers
     given = config.items("layer_types")
     if given:
         unknown = [kind for kind in given if kind not in (FULL_ATTENTION, SLIDING_ATTENTION)]
@@ -242,63 +229,6 @@ def _layer_types(config: Fields, model_type: str, num_layers: int, window: int |
         return tuple(SLIDING_ATTENTION if (i + 1) % pattern else FULL_ATTENTION for i in range(num_layers))
     first_sliding = config.integer("max_window_layers", 28, least=0)
     return tuple(SLIDING_ATTENTION if i >= first_sliding else FULL_ATTENTION for i in range(num_layers))
-
-
-def _parse_rope(config: Fields, model_type: str) -> tuple[RopeConfig, RopeConfig | None]:
-    """Both spellings: `rope_parameters` (transformers >= 5) and `rope_theta` + `rope_scaling` (before)."""
-    gemma = model_type == "gemma3_text"
-    theta = config.number("rope_theta", 1_000_000.0 if gemma else 10_000.0)
-    local_theta = config.number("rope_local_base_freq", 10_000.0)
-    parameters, scaling = config.section("rope_parameters"), config.section("rope_scaling")
-    if FULL_ATTENTION in parameters or SLIDING_ATTENTION in parameters:  # one set per layer type
-        full, local = parameters.section(FULL_ATTENTION), parameters.section(SLIDING_ATTENTION)
-        full = Fields({**full.values, **scaling.values}, config.where)
-        return _one_rope(full, config, theta), _one_rope(local, config, local_theta)
-    # Where both are there, the older is what somebody has added by hand, as models' cards tell one to.
-    # Gemma 3's parameters are by layer type: transformers reads no others.
-    given = scaling if scaling.values or gemma else parameters
-    return _one_rope(given, config, theta), RopeConfig(theta=local_theta) if gemma else None
-
-
-def _one_rope(p: Fields, config: Fields, default_theta: float) -> RopeConfig:
-    rope_type = p.text("rope_type", p.text("type", "default"))
-    if rope_type not in ("default", "linear", "llama3", "yarn"):
-        raise ModelLoadError(
-            f"rope_type {rope_type!r} is not implemented. Implemented: default, linear, llama3, yarn.",
-            parameter="rope_type",
-            value=rope_type,
-        )
-    partial = p.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise ModelLoadError(
-            f"partial_rotary_factor={partial}: rotating part of a head is not implemented.",
-            parameter="partial_rotary_factor",
-            value=partial,
-        )
-    name, max_position = "original_max_position_embeddings", config.integer("max_position_embeddings")
-    original = config.optional_integer(name) or p.optional_integer(name)
-    if rope_type in ("llama3", "yarn"):
-        original = original or max_position
-    no_factor = {"default": 1.0, "yarn": max_position / (original or max_position)}
-    rope = RopeConfig(
-        theta=p.number("rope_theta", default_theta),
-        rope_type=rope_type,
-        factor=p.number("factor", no_factor.get(rope_type)),
-        original_max_position=original,
-        low_freq_factor=p.number("low_freq_factor", 1.0),
-        high_freq_factor=p.number("high_freq_factor", 4.0),
-        beta_fast=p.number("beta_fast", 32.0),
-        beta_slow=p.number("beta_slow", 1.0),
-        attention_factor=p.optional_number("attention_factor"),
-        mscale=p.optional_number("mscale"),
-        mscale_all_dim=p.optional_number("mscale_all_dim"),
-        truncate=p.flag("truncate", True),
-    )
-    if rope.theta <= 1:
-        raise p.error("rope_theta", rope.theta, "must be above 1: its powers are the wavelengths")
-    if rope.low_freq_factor >= rope.high_freq_factor:
-        raise p.error("low_freq_factor", rope.low_freq_factor, "must be below high_freq_factor")
-    return rope
 
 
 def _token_ids(name: str, *sources: Fields | None) -> tuple[int, ...]:

@@ -8,7 +8,10 @@ CpuPlatform).
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from learnvllm.architecture import envs
@@ -18,8 +21,9 @@ from learnvllm.architecture.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-Capability = Literal["host_kernels", "memory_statistics"]
-"""host_kernels: operators compiled for the CPU run here. memory_statistics: the allocator counts the peak."""
+Capability = Literal["host_kernels", "memory_statistics", "cuda_graphs"]
+"""host_kernels: operators compiled for the CPU run here. memory_statistics: the allocator counts the peak.
+cuda_graphs: launches can be recorded and replayed."""
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
@@ -39,6 +43,8 @@ class Platform(ABC):
     """Whether scheduling a step ahead pays here when the user does not say."""
     prefill_tokens_per_decode_default: int
     """What SchedulerConfig.prefill_tokens_per_decode is when the user does not say."""
+    default_runner: Literal["simple", "device"]
+    """The model runner that pays (executor_worker/runner_selector.py)."""
 
     def __init__(self, device_ids: tuple[int, ...] | None = None) -> None:
         count = self.device_count()
@@ -102,6 +108,7 @@ class CpuPlatform(Platform):
     async_scheduling_default = False
     # Two prompt tokens a decode make a step two to three times as long (benchmarks/results/latency.txt).
     prefill_tokens_per_decode_default = 2
+    default_runner = "simple"  # host and device are the same memory: nothing to keep apart
 
     def device(self, local_rank: int = 0) -> torch.device:
         """Every rank shares the one CPU."""
@@ -143,15 +150,19 @@ class CpuPlatform(Platform):
 
 
 class CudaPlatform(Platform):
-    """NVIDIA GPUs, seen through torch. `current_platform` hands it out once the models run there (Day 5)."""
+    """NVIDIA GPUs, seen through torch. The current device of CUDA is left alone here: workers set theirs."""
 
     device_type = "cuda"
-    capabilities: frozenset[Capability] = frozenset({"memory_statistics"})
+    capabilities: frozenset[Capability] = frozenset({"memory_statistics", "cuda_graphs"})
     async_scheduling_default = True
     prefill_tokens_per_decode_default = 0  # hundreds of prompt tokens cost little more than none
+    default_runner = "device"
 
     @classmethod
     def device_count(cls) -> int:
+        """GPUs that torch can use. Without the driver there is none, and torch need not be imported."""
+        if not _has_cuda_driver():
+            return 0
         import torch
 
         return torch.cuda.device_count()
@@ -168,18 +179,21 @@ class CudaPlatform(Platform):
 
 
 def current_platform(device: DeviceName = "auto", device_ids: tuple[int, ...] | None = None) -> Platform:
-    """The platform for a device name; auto is the CPU, also where there is a GPU.
+    """The platform for a device name. auto: the GPU where there is one, else the CPU.
 
     Raises:
-        ConfigError: cuda is asked for, where models cannot run yet, or a device id does not exist.
+        ConfigError: cuda is asked for and there is no GPU, or a device id does not exist.
     """
-    if device == "cuda":
+    if device == "cpu" or (device == "auto" and CudaPlatform.device_count() == 0):
+        return CpuPlatform(device_ids)
+    if CudaPlatform.device_count() == 0:
         raise ConfigError(
-            "device='cuda': models run on the CPU only so far; use --device cpu.",
+            "device='cuda': torch sees no GPU here (no NVIDIA driver, a CPU build of torch, or "
+            "CUDA_VISIBLE_DEVICES hides it); use --device cpu.",
             parameter="device",
             value=device,
         )
-    return CpuPlatform(device_ids)
+    return CudaPlatform(device_ids)
 
 
 def uses_async_scheduling(config: EngineConfig) -> bool:
@@ -196,6 +210,17 @@ def prefill_tokens_per_decode(config: EngineConfig) -> int:
     if asked is not None:
         return asked
     return current_platform(config.device_config.device).prefill_tokens_per_decode_default
+
+
+@cache
+def _has_cuda_driver() -> bool:
+    """Whether NVIDIA's driver library can be loaded: asked first, for importing torch takes a second."""
+    import ctypes
+
+    with suppress(OSError):
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return True
+    return False
 
 
 def _cgroup_memory_limit() -> int | None:

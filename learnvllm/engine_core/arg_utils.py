@@ -21,6 +21,7 @@ from learnvllm.architecture.config import (
     Dtype,
     ExecutorBackend,
     ModelConfig,
+    MoEBackendName,
     ParallelConfig,
     Policy,
     PrefixCacheEviction,
@@ -43,7 +44,7 @@ class EngineArgs:
     served_model_name: str | None = _flag(None, "Name of the model in the API. Left out: the model's own.")
     dtype: Dtype = _flag(
         ModelConfig.dtype,
-        "auto: fp16 weights with fp32 arithmetic. float32: exact.",
+        "auto: fp16 weights and fp32 arithmetic on a CPU, the checkpoint's 16 bits on a GPU. float32: exact.",
     )
     max_model_len: int | None = _flag(
         None, "Longest prompt + output in tokens. Left out: the model's own limit."
@@ -54,6 +55,9 @@ class EngineArgs:
     )
     load_format: Literal["auto", "dummy"] = _flag(
         ModelConfig.load_format, "dummy: random weights, for benchmarks without a checkpoint."
+    )
+    enforce_eager: bool = _flag(
+        ModelConfig.enforce_eager, "On a GPU: launch every kernel by itself, no CUDA graphs."
     )
 
     block_size: int = _flag(CacheConfig.block_size, "Tokens in a block of the KV cache.")
@@ -117,11 +121,14 @@ class EngineArgs:
     )
 
     device: Literal["auto", "cpu", "cuda"] = _flag(
-        DeviceConfig.device, "Where to compute. auto: the CPU. cuda: refused, models do not run there yet."
+        DeviceConfig.device, "Where to compute. auto: a GPU where there is one, else the CPU."
     )
     num_threads: int | None = _flag(None, "Compute threads on a CPU. Left out: the physical cores.")
     cpu_kernels: Literal["numba", "torch"] | None = _flag(
         None, "CPU operators: compiled numba kernels, or their readable torch twins. Left out: numba."
+    )
+    moe_backend: MoEBackendName = _flag(
+        DeviceConfig.moe_backend, "What computes a mixture of experts. auto: the fastest that can here."
     )
 
     disable_log_stats: bool = _flag(False, "Keep no statistics: no metrics and no periodic log line.")

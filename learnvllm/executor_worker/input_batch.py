@@ -19,8 +19,9 @@ from learnvllm.model_layers.attention import AttentionMetadata
 
 
 @dataclass(frozen=True)
-class InputBatch:
-    """R requests in batch order, T tokens, of which S requests get a token sampled."""
+class BatchShape:
+    """R requests in batch order, T tokens, of which S requests get a token sampled. The host knows all of it
+    without knowing a single token, so it can be planned while the step before still runs."""
 
     req_ids: list[str]
     rows: np.ndarray
@@ -31,12 +32,6 @@ class InputBatch:
     """[R+1] int32: where each request's tokens begin."""
     seq_lens: np.ndarray
     """[R] int32: tokens of each request in the cache after this step."""
-    token_rows: np.ndarray
-    """[T] int64: the row each token belongs to."""
-    input_ids: np.ndarray
-    """[T] int64."""
-    positions: np.ndarray
-    """[T] int64: each token's index in its request."""
     sampling: np.ndarray
     """[S] int64: indices into the batch of the requests whose last known token is computed in this step."""
 
@@ -46,18 +41,29 @@ class InputBatch:
         return self.query_start_loc[1:][self.sampling].astype(np.int64) - 1
 
 
-def build_input_batch(states: RequestState, scheduler_output: SchedulerOutput) -> InputBatch:
-    """Gather a step's inputs. States must be up to date with the step's deltas.
+@dataclass(frozen=True)
+class InputBatch(BatchShape):
+    """A step whose tokens the host knows."""
+
+    token_rows: np.ndarray
+    """[T] int64: the row each token belongs to."""
+    input_ids: np.ndarray
+    """[T] int64."""
+    positions: np.ndarray
+    """[T] int64: each token's index in its request."""
+
+
+def batch_shape(states: RequestState, scheduler_output: SchedulerOutput) -> BatchShape:
+    """Who computes how much. States must be up to date with the step's deltas.
 
     Raises:
         RuntimeError: a request is asked to compute tokens that do not exist yet (a bug in the scheduler).
     """
     scheduled = scheduler_output.num_scheduled_tokens
     req_ids = list(scheduled)
-    rows = np.fromiter((states.row_of[req_id] for req_id in req_ids), np.int64, len(req_ids))
+    rows = np.fromiter(map(states.row_of.__getitem__, req_ids), np.int64, len(req_ids))
     num_scheduled = np.fromiter(scheduled.values(), np.int64, len(req_ids))
-    computed = states.num_computed_tokens[rows]
-    seq_lens = computed + num_scheduled
+    seq_lens = states.num_computed_tokens[rows] + num_scheduled
     missing = states.num_tokens[rows] - seq_lens
     if missing.min() < 0:
         bad = int(missing.argmin())
@@ -67,24 +73,23 @@ def build_input_batch(states: RequestState, scheduler_output: SchedulerOutput) -
         )
     query_start_loc = np.zeros(len(req_ids) + 1, dtype=np.int32)
     np.cumsum(num_scheduled, out=query_start_loc[1:])
-    if query_start_loc[-1] == len(req_ids):  # only decodes, the common case: every request has one token
+    sampling = np.flatnonzero(missing == 0)
+    return BatchShape(req_ids, rows, num_scheduled, query_start_loc, seq_lens.astype(np.int32), sampling)
+
+
+def build_input_batch(states: RequestState, scheduler_output: SchedulerOutput) -> InputBatch:
+    """Gather a step's inputs; see `batch_shape`."""
+    shape = batch_shape(states, scheduler_output)
+    rows, query_start_loc = shape.rows, shape.query_start_loc
+    computed = states.num_computed_tokens[rows]
+    if query_start_loc[-1] == len(rows):  # only decodes, the common case: every request has one token
         token_rows, positions = rows, computed
     else:
-        token_rows = np.repeat(rows, num_scheduled)
+        token_rows = np.repeat(rows, shape.num_scheduled)
         positions = np.arange(query_start_loc[-1], dtype=np.int64)
-        positions += np.repeat(computed - query_start_loc[:-1], num_scheduled)
+        positions += np.repeat(computed - query_start_loc[:-1], shape.num_scheduled)
     input_ids = states.token_ids.ravel().take(token_rows * states.max_tokens + positions).astype(np.int64)
-    return InputBatch(
-        req_ids=req_ids,
-        rows=rows,
-        num_scheduled=num_scheduled,
-        query_start_loc=query_start_loc,
-        seq_lens=seq_lens.astype(np.int32),
-        token_rows=token_rows,
-        input_ids=input_ids,
-        positions=positions,
-        sampling=np.flatnonzero(missing == 0),
-    )
+    return InputBatch(**vars(shape), token_rows=token_rows, input_ids=input_ids, positions=positions)
 
 
 def attention_metadata(
@@ -104,6 +109,8 @@ def attention_metadata(
                 seq_lens=seq_lens,
                 block_table=torch.from_numpy(table).to(device),
                 slot_mapping=torch.from_numpy(slots).to(device),
+                max_query_len=int(batch.num_scheduled.max()),
+                max_seq_len=max_seq_len,
             )
         )
     return result

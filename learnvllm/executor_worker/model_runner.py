@@ -16,7 +16,12 @@ from learnvllm.architecture.config import EngineConfig
 from learnvllm.architecture.messages import LogprobsLists
 from learnvllm.architecture.step import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
 from learnvllm.executor_worker.block_table import BlockTables
-from learnvllm.executor_worker.input_batch import InputBatch, attention_metadata, build_input_batch
+from learnvllm.executor_worker.input_batch import (
+    BatchShape,
+    InputBatch,
+    attention_metadata,
+    build_input_batch,
+)
 from learnvllm.executor_worker.model_state import DefaultModelState, ModelState
 from learnvllm.executor_worker.request_state import RequestState
 from learnvllm.executor_worker.sample.prompt_logprob import PromptLogprobs
@@ -76,27 +81,7 @@ class ModelRunner:
         sampled = self.sampler(logits, batch.rows[batch.sampling])
         prompt_logprobs = self.prompt_logprobs.compute(batch, hidden, self.model.compute_logits)
         self.states.append_sampled(batch.rows[batch.sampling], sampled.token_ids)
-        return self._make_output(batch, sampled, prompt_logprobs, forward_seconds)
-
-    def _make_output(
-        self,
-        batch: InputBatch,
-        sampled: SamplerOutput,
-        prompt_logprobs: dict[str, LogprobsLists],
-        forward_seconds: float,
-    ) -> ModelRunnerOutput:
-        token_ids: list[list[int]] = [[] for _ in batch.req_ids]
-        indices = batch.sampling.tolist()
-        for index, token in zip(indices, sampled.token_ids.tolist()):
-            token_ids[index] = [token]
-        return ModelRunnerOutput(
-            req_ids=batch.req_ids,
-            sampled_token_ids=token_ids,
-            logprobs={batch.req_ids[indices[i]]: row for i, row in sampled.logprobs.items()},
-            prompt_logprobs=prompt_logprobs,
-            forward_seconds=forward_seconds,
-            num_nans_in_logits={batch.req_ids[indices[i]]: n for i, n in sampled.nan_counts.items()},
-        )
+        return make_output(batch, sampled, prompt_logprobs, forward_seconds)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> None:
         """Apply the deltas. Rows are freed first: a request may end, or be preempted, and come anew in one
@@ -136,9 +121,13 @@ class ModelRunner:
             return hidden.new_empty((0, self.model.arch.vocab_size))
         if len(indices) < len(hidden):
             hidden = hidden[torch.from_numpy(indices).to(self.device)]
-        return self.model.compute_logits(hidden)
+        return self.model.compute_logits(hidden).float()
 
     # ---------------------------------------------------------------------------------------------- warm-up
+
+    def warm_up(self) -> None:
+        """Load what a dummy step does not reach."""
+        self.sampler.warm_up()
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, num_reqs: int) -> None:
@@ -157,6 +146,30 @@ class ModelRunner:
             group.slot_mapping.fill_(-1)
             group.block_table.zero_()
         self._compute_logits(batch, self._forward(batch, metadata))
+
+
+def make_output(
+    batch: BatchShape,
+    sampled: SamplerOutput,
+    prompt_logprobs: dict[str, LogprobsLists],
+    forward_seconds: float,
+) -> ModelRunnerOutput:
+    """What was sampled for the batch's sampling requests, as the scheduler wants it."""
+    indices = batch.sampling.tolist()
+    if len(indices) == len(batch.req_ids):
+        token_ids = sampled.token_ids[:, None].tolist()
+    else:
+        token_ids = [[] for _ in batch.req_ids]
+        for index, token in zip(indices, sampled.token_ids.tolist()):
+            token_ids[index] = [token]
+    return ModelRunnerOutput(
+        req_ids=batch.req_ids,
+        sampled_token_ids=token_ids,
+        logprobs={batch.req_ids[indices[i]]: row for i, row in sampled.logprobs.items()},
+        prompt_logprobs=prompt_logprobs,
+        forward_seconds=forward_seconds,
+        num_nans_in_logits={batch.req_ids[indices[i]]: n for i, n in sampled.nan_counts.items()},
+    )
 
 
 def dummy_batch(lengths: np.ndarray) -> InputBatch:

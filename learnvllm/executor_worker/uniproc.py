@@ -16,6 +16,8 @@ from learnvllm.architecture.errors import EngineDeadError, EngineTimeoutError, V
 from learnvllm.architecture.platforms import uses_async_scheduling
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.executor_worker.executor import Executor, ModelLoader
+from learnvllm.executor_worker.pending import PendingOutput
+from learnvllm.executor_worker.runner_selector import select_runner
 from learnvllm.executor_worker.worker import Worker
 
 
@@ -26,7 +28,9 @@ class UniProcExecutor(Executor):
     def _start(self, load_model: ModelLoader | None) -> None:
         self._worker: Worker | None = Worker(self.config, rank=0, load_model=load_model)
         self._thread: ThreadPoolExecutor | None = None
-        if uses_async_scheduling(self.config):
+        # A device computes behind the calling thread's back: a second thread would only contend for Python.
+        self._runs_ahead = select_runner(self.config).name == "device"
+        if uses_async_scheduling(self.config) and not self._runs_ahead:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learnvllm-worker")
 
     def _submit(self, method: str, args: tuple[Any, ...]) -> Future[Any]:
@@ -61,7 +65,10 @@ class UniProcExecutor(Executor):
             raise EngineTimeoutError(f"The worker did not answer {method!r} within {timeout} s.") from None
 
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        return self._submit("execute_model", (scheduler_output,))
+        if not self._runs_ahead:
+            return self._submit("execute_model", (scheduler_output,))
+        started: Future[PendingOutput] = self._submit("start_step", (scheduler_output,))
+        return started if started.exception() else started.result()  # type: ignore[return-value]
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
         """A worker in this process does not die alone."""
@@ -73,4 +80,6 @@ class UniProcExecutor(Executor):
     def shutdown(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._worker is not None:
+            self._worker.shutdown()
         self._worker = None

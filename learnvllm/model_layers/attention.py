@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.rope_config import SLIDING_ATTENTION
 from learnvllm.model_layers import ops
 
 
@@ -28,6 +29,9 @@ class AttentionMetadata:
     """[R, W] int32: block ids in the order of the tokens they hold."""
     slot_mapping: Tensor
     """[T] int64: block * block_size + offset for each token; -1: do not store it."""
+    max_query_len: int | None = None
+    """Upper bounds that the host knows, so that a kernel need not ask the device. None: not known."""
+    max_seq_len: int | None = None
 
 
 @dataclass
@@ -58,11 +62,27 @@ class Attention:
         q, k, v = torch.split_with_sizes(heads, (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return q, k, v
 
-    def __call__(self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: StepContext) -> Tensor:
-        """positions: [T] int64; q, k, v as `split` gives them, q and k rotated in place -> [T, Hq * D]."""
+    def __call__(
+        self,
+        positions: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        ctx: StepContext,
+        qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    ) -> Tensor:
+        """positions: [T] int64; q, k, v as `split` gives them, q and k changed in place -> [T, Hq * D].
+
+        qk_norm: weights [D] and eps of norms over each head of q and of k, before they are rotated.
+        """
         meta = ctx.metadata[self.layer_name]
-        k_cache, v_cache = ctx.kv_caches[self.layer_name]
-        ops.rope_and_cache(positions, q, k, v, self.cos_sin_cache, k_cache, v_cache, meta.slot_mapping)
+        caches = k_cache, v_cache = ctx.kv_caches[self.layer_name]
+        if qk_norm is None:
+            ops.rope_and_cache(positions, q, k, v, self.cos_sin_cache, *caches, meta.slot_mapping)
+        else:
+            ops.qk_norm_rope_and_cache(
+                positions, q, k, v, *qk_norm, self.cos_sin_cache, *caches, meta.slot_mapping
+            )
         out = ops.paged_attention(
             q,
             k_cache,
@@ -72,5 +92,7 @@ class Attention:
             meta.query_start_loc,
             self.scale,
             self.sliding_window,
+            max_query_len=meta.max_query_len,
+            max_seq_len=meta.max_seq_len,
         )
         return out.flatten(1)

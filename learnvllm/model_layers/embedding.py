@@ -20,7 +20,7 @@ TABLE = "model.embed_tokens.weight"
 
 
 class Embedding:
-    """[T] ids -> [T, hidden] fp32: a new tensor, which becomes the residual stream.
+    """[T] ids -> [T, hidden] in `weights.dtype`: a new tensor, which becomes the residual stream.
 
     Raises:
         ModelLoadError: half precision is wanted and cannot hold the table.
@@ -29,7 +29,9 @@ class Embedding:
     def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
         table = weights.take(TABLE, arch.vocab_size, arch.hidden_size)
         dtype = table.dtype  # 16 bits stay as they are: fp32 would hold the same numbers in twice the bytes
-        if table.element_size() > 2:
+        if weights.linear_mode == "torch":
+            dtype = weights.dtype
+        elif table.element_size() > 2:
             dtype = torch.float16 if weights.linear_mode == "fp16" else torch.float32
         if dtype is torch.float16:
             try:
@@ -37,18 +39,19 @@ class Embedding:
             except ValueError as error:
                 raise weights.error(TABLE, str(error)) from None
         self.table = table.to(dtype, copy=True)  # a copy, for a view would keep the checkpoint file mapped
+        self.dtype = weights.dtype
         weights.count(self.table.nbytes)
 
     def __call__(self, input_ids: Tensor) -> Tensor:
-        return F.embedding(input_ids, self.table).float()
+        return F.embedding(input_ids, self.table).to(self.dtype)
 
 
 class LMHead:
-    """[N, hidden] -> [N, vocab_size] fp32 logits, from the embedding's table where the two are tied."""
+    """[N, hidden] -> [N, vocab_size] logits, from the embedding's table where the two are tied."""
 
     def __init__(self, arch: ModelArchitecture, weights: Weights) -> None:
         name = TABLE if arch.tie_word_embeddings else "lm_head.weight"
-        weight = weights.take(name, arch.vocab_size, arch.hidden_size).float()
+        weight = weights.take(name, arch.vocab_size, arch.hidden_size).to(weights.dtype)
         self.kernel = packed(weights, name, weight, None)
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from learnvllm.architecture.model_arch import ModelArchitecture
-from learnvllm.model_layers.linear_kernels import LinearKernel, make_linear
+from learnvllm.model_layers.linear_kernels import LinearKernel, check_fits_fp16, make_linear
 from learnvllm.model_layers.weights import Weights
 
 
 class Linear:
-    """y = x W^T + b. x: [T, in_features] -> [T, sum of the projections' rows], fp32 in and out.
+    """y = x W^T + b. x: [T, in_features] -> [T, sum of the projections' rows], in `weights.dtype`.
 
     Args:
         weights: the point of the name tree above the projections.
@@ -32,8 +32,9 @@ class Linear:
     ) -> None:
         stacked = [weights.take(f"{name}.weight", rows, in_features) for name, rows in projections]
         biases = [weights.take(f"{name}.bias", rows) for name, rows in projections] if bias else []
-        weight = stacked[0].float() if len(stacked) == 1 else torch.cat([w.float() for w in stacked])
-        bias_or_none = torch.cat([b.float() for b in biases]) if bias else None
+        dtype = weights.dtype
+        weight = stacked[0].to(dtype) if len(stacked) == 1 else torch.cat([w.to(dtype) for w in stacked])
+        bias_or_none = torch.cat([b.to(dtype) for b in biases]) if bias else None
         self.kernel = packed(weights, "+".join(name for name, _ in projections), weight, bias_or_none)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -60,6 +61,8 @@ def packed(weights: Weights, name: str, weight: Tensor, bias: Tensor | None) -> 
         ModelLoadError: half precision cannot hold it (bfloat16 checkpoints may reach beyond 65504).
     """
     try:
+        if weights.dtype is torch.float16:
+            check_fits_fp16(weight)  # has become infinite where it did not
         kernel = make_linear(weight, bias, weights.linear_mode)
     except ValueError as error:
         raise weights.error(name, str(error)) from None

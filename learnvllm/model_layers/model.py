@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
-from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.rope_config import SLIDING_ATTENTION
 from learnvllm.kv_cache.interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from learnvllm.model_layers.attention import StepContext
 from learnvllm.model_layers.weights import HeldWeights
@@ -22,6 +24,10 @@ class DecoderModel(ABC):
 
     arch: ModelArchitecture
     held: HeldWeights
+    dtype: torch.dtype = torch.float32
+    """Of activations, and so of what attention caches."""
+    asks_host: bool = False
+    """Does a forward wait for values from the device? Then no CUDA graph can hold it."""
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
@@ -29,16 +35,16 @@ class DecoderModel(ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token. hidden: [N, H], the rows that need them -> [N, V] float32."""
+        """Scores of every token. hidden: [N, H], the rows that need them -> [N, V] in `dtype`."""
 
     @property
     def layer_names(self) -> list[str]:
         """The layers that need a KV cache: "layers.0", "layers.1" and so on."""
         return [f"layers.{i}" for i in range(self.arch.num_layers)]
 
-    def kv_cache_specs(self, block_size: int, dtype: str = "float32") -> dict[str, KVCacheSpec]:
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
         """Each layer's needs of the KV cache, by layer name."""
-        arch = self.arch
+        arch, dtype = self.arch, str(self.dtype).removeprefix("torch.")
         specs: dict[str, KVCacheSpec] = {}
         for name, layer_type in zip(self.layer_names, arch.layer_types):
             sizes = (block_size, arch.num_kv_heads, arch.head_dim, dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learnvllm.architecture.errors import ModelLoadError
-from learnvllm.architecture.model_arch import RopeConfig
+from learnvllm.architecture.rope_config import RopeConfig
 
 
 def cos_sin_cache(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:

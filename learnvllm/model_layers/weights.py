@@ -18,6 +18,8 @@ from torch import Tensor
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.model_layers.linear_kernels import LinearMode
 
+CPU = torch.device("cpu")
+
 
 class TensorSource(Protocol):
     """A checkpoint: tensors by name."""
@@ -28,6 +30,10 @@ class TensorSource(Protocol):
         Raises:
             ModelLoadError: there is no such tensor, or its shape is another.
         """
+        ...
+
+    def has(self, name: str) -> bool:
+        """Is there a tensor of this name? For what checkpoints store in one of several ways."""
         ...
 
 
@@ -43,6 +49,10 @@ class RandomTensors:
         values = torch.randn(shape, generator=generator) * 0.02
         return values + 1.0 if name.endswith("norm.weight") else values
 
+    def has(self, name: str) -> bool:
+        """Layers ask for the rarer of two names: it has the common ones."""
+        return False
+
 
 @dataclass
 class HeldWeights:
@@ -51,6 +61,10 @@ class HeldWeights:
     num_bytes: int = 0
     kernels: Counter[str] = field(default_factory=Counter)
     """Which kernels compute its linear layers and why (`LinearKernel.explain`), and how many layers each."""
+    moe_kernels: Counter[str] = field(default_factory=Counter)
+    """Likewise for its layers of experts, with the reasons against others."""
+    asks_host: bool = False
+    """Does any layer wait for values from the device (`DecoderModel.asks_host`)?"""
 
 
 @dataclass(frozen=True)
@@ -59,9 +73,16 @@ class Weights:
 
     source: TensorSource
     linear_mode: LinearMode = "fp32"
-    """fp32: exact. fp16: linear weights rounded to half precision, activations stay fp32."""
+    """fp32: exact. fp16: linear weights rounded to half precision, activations stay fp32. torch: weights and
+    activations in `dtype`, on any device."""
     max_positions: int | None = None
     """Rotary tables need not be longer than this. None: the model's own limit."""
+    device: torch.device = CPU
+    """Where the model is to compute: `take` moves what it takes there."""
+    dtype: torch.dtype = torch.float32
+    """Of activations, and of linear weights that are used as they are (`linear_mode` torch)."""
+    moe_backend: str = "auto"
+    """What computes experts (--moe-backend)."""
     prefix: str = ""
     held: HeldWeights = field(default_factory=HeldWeights)
 
@@ -70,12 +91,16 @@ class Weights:
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `prefix + name`, exactly of this shape, in its stored dtype.
+        """The tensor `prefix + name`, exactly of this shape, in its stored dtype, on `device`.
 
         Raises:
             ModelLoadError: it is missing, or its shape is another.
         """
-        return self.source.take(self.prefix + name, shape)
+        return self.source.take(self.prefix + name, shape).to(self.device)
+
+    def has(self, name: str) -> bool:
+        """Is there a tensor `prefix + name`?"""
+        return self.source.has(self.prefix + name)
 
     def error(self, name: str, what: str) -> ModelLoadError:
         """The tensor `prefix + name` cannot be held in the form that was asked for."""

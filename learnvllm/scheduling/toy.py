@@ -19,7 +19,8 @@ from learnvllm.architecture.config import (
     ObservabilityConfig,
     SchedulerConfig,
 )
-from learnvllm.architecture.model_arch import FULL_ATTENTION, ModelArchitecture, RopeConfig
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.rope_config import FULL_ATTENTION, RopeConfig
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
 from learnvllm.kv_cache.interface import (
     FullAttentionSpec,

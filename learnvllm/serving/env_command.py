@@ -26,6 +26,7 @@ def show_environment(*, as_json: bool) -> int:
         "cores": str(os.cpu_count()),
         "memory": _memory(),
         "home": str(envs.home()),
+        "device": _device(),
     }
     packages = {name: _version_of(name) for name in _PACKAGES}
     if as_json:
@@ -57,6 +58,15 @@ def _version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _device() -> str:
+    """What --device auto computes on, and with which model runner."""
+    from learnvllm.architecture.platforms import current_platform
+
+    platform = current_platform()
+    runner = envs.get("LEARNVLLM_MODEL_RUNNER") or platform.default_runner
+    return f"{platform.device_type}, {platform.total_memory() / 2**30:.0f} GiB, model runner: {runner}"
 
 
 def _memory() -> str:

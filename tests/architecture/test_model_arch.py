@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learnvllm.architecture.errors import ModelLoadError
-from learnvllm.architecture.model_arch import FULL_ATTENTION, SLIDING_ATTENTION, ModelArchitecture, RopeConfig
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.rope_config import FULL_ATTENTION, SLIDING_ATTENTION, RopeConfig
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -51,7 +52,7 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 
 @pytest.mark.parametrize("more", [{}, {"use_sliding_window": True}], ids=["bare", "window"])
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text"])
 def test_what_is_not_said_is_what_transformers_takes(
     model_type: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -63,13 +64,18 @@ def test_what_is_not_said_is_what_transformers_takes(
         if (value := getattr(theirs, name, None)) is not None:
             assert getattr(arch, name) == value, name
     assert arch.hidden_act == getattr(theirs, "hidden_activation", getattr(theirs, "hidden_act", None))
-    assert list(arch.layer_types) == getattr(theirs, "layer_types", [FULL_ATTENTION] * 3)
+    window = SLIDING_ATTENTION if getattr(theirs, "sliding_window", None) else FULL_ATTENTION
+    assert list(arch.layer_types) == getattr(theirs, "layer_types", [window] * 3)
+    if arch.moe is not None:
+        assert (arch.moe.num_experts, arch.moe.top_k) == (theirs.num_experts, theirs.num_experts_per_tok)
+        assert (arch.moe.intermediate_size, arch.moe.renormalize) == (768, theirs.norm_topk_prob)
+        assert arch.moe.sparse_layers == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
     ("model_type", "said"),
     [
-        *((model_type, {}) for model_type in ("llama", "qwen2", "qwen3", "gemma3_text")),
+        *((model_type, {}) for model_type in ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text")),
         *((model_type, {"num_key_value_heads": None}) for model_type in ("llama", "qwen2", "qwen3")),
     ],
 )
@@ -157,6 +163,56 @@ def test_yarn_without_lengths_falls_back_as_transformers_does(tmp_path: Path) ->
     assert rope.original_max_position == 512
 
 
+MOE = LLAMA | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sparse"),
+    [
+        ({}, (0, 1, 2)),
+        ({"decoder_sparse_step": 2}, (1,)),
+        ({"mlp_only_layers": [1, 7]}, (0, 2)),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, None),
+        ({"num_experts": 0}, None),
+        ({"num_local_experts": 4}, (0, 1, 2)),
+    ],
+)
+def test_layers_have_experts_where_transformers_gives_them_some(
+    changes: dict[str, Any], sparse: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    arch = parse(tmp_path, MOE, moe_intermediate_size=16, **changes)
+    assert (arch.moe and arch.moe.sparse_layers) == sparse
+    config = {k: v for k, v in MOE.items() if k != "num_experts" or "num_local_experts" not in changes}
+    parse(tmp_path, config, moe_intermediate_size=16, **changes)
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    assert tuple(i for i, layer in enumerate(theirs.model.layers) if hasattr(layer.mlp, "experts")) == (
+        sparse or ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok must be at most num_experts=8"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok must be at least 1"),
+        ({"num_experts": -1}, "num_experts must be at least 0"),
+        ({"num_experts": 10**9}, "num_experts must be at most"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size must be at least 1"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1"),
+        ({"mlp_only_layers": ["1"]}, "mlp_only_layers must be a whole number"),
+        ({"mlp_only_layers": 1}, "mlp_only_layers must be a list"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob must be true or false"),
+    ],
+)
+def test_experts_that_make_no_sense_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        parse(tmp_path, MOE, **changes)
+
+
 def test_all_end_of_sequence_ids_are_collected(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
     assert parse(tmp_path, LLAMA, eos_token_id=2).eos_token_ids == (2, 7)
@@ -167,7 +223,7 @@ def test_all_end_of_sequence_ids_are_collected(tmp_path: Path) -> None:
     [
         (
             {"model_type": "mamba2"},
-            "'mamba2' is not implemented. Implemented: llama, qwen2, qwen3, gemma3_text",
+            "'mamba2' is not implemented. Implemented: llama, qwen2, qwen3, qwen3_moe, gemma3_text",
         ),
         ({"hidden_size": None}, "lacks the field 'hidden_size'"),
         ({"hidden_size": "64"}, "hidden_size='64': hidden_size must be a whole number"),
@@ -241,7 +297,9 @@ FIELDS = [
     *("rope_scaling", "rope_parameters", "rope_local_base_freq", "layer_types", "use_sliding_window"),
     *("max_window_layers", "sliding_window_pattern", "query_pre_attn_scalar", "bos_token_id", "eos_token_id"),
     *("dtype", "torch_dtype", "partial_rotary_factor", "original_max_position_embeddings"),
-    *("quantization_config", "attn_logit_softcapping"),
+    *("quantization_config", "attn_logit_softcapping", "num_experts", "num_experts_per_tok"),
+    *("num_local_experts", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers"),
+    "norm_topk_prob",
 ]
 PLAIN = st.one_of(
     st.none(),
@@ -260,7 +318,7 @@ ANY_JSON = (
 
 
 @given(
-    base=st.sampled_from([LLAMA, QWEN2, QWEN2 | {"model_type": "qwen3"}, GEMMA3]),
+    base=st.sampled_from([LLAMA, QWEN2, QWEN2 | {"model_type": "qwen3"}, MOE, GEMMA3]),
     changes=st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, min_size=1, max_size=4),
     generation=st.none() | st.fixed_dictionaries({"eos_token_id": ANY_JSON}),
 )
@@ -274,7 +332,7 @@ def test_any_json_gives_what_the_types_say_or_a_model_load_error(
             arch = parse(Path(folder), base, **changes)
         except ModelLoadError:
             return
-    for part in (arch, arch.rope, arch.rope_local or RopeConfig()):
+    for part in (arch, arch.rope, arch.rope_local or RopeConfig(), *([arch.moe] if arch.moe else [])):
         hints = get_type_hints(type(part))
         for field in dataclasses.fields(part):
             hint = hints[field.name]

@@ -13,6 +13,7 @@ from learnvllm.architecture.errors import ConfigError
 from learnvllm.architecture.platforms import (
     CpuPlatform,
     CudaPlatform,
+    Platform,
     current_platform,
     uses_async_scheduling,
 )
@@ -27,17 +28,34 @@ class FourGpus(CudaPlatform):
         return 4
 
 
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_until_models_run_on_gpus_auto_is_the_cpu_and_cuda_is_refused(
-    monkeypatch: pytest.MonkeyPatch, gpus: int
+@pytest.mark.parametrize(("gpus", "auto"), [(0, CpuPlatform), (2, CudaPlatform)])
+def test_auto_is_the_gpu_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, auto: type[Platform]
 ) -> None:
     monkeypatch.setattr(CudaPlatform, "device_count", classmethod(lambda cls: gpus))
-    assert isinstance(current_platform("auto"), CpuPlatform)
-    assert isinstance(current_platform("cpu"), CpuPlatform)
-    with pytest.raises(ConfigError, match="device='cuda'.*CPU only"):
+    assert type(current_platform("auto")) is auto
+    assert type(current_platform("cpu")) is CpuPlatform
+    assert uses_async_scheduling(make_config(device="auto")) is auto.async_scheduling_default
+
+
+def test_cuda_is_a_gpu_or_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaPlatform, "device_count", classmethod(lambda cls: 1))
+    assert DeviceConfig(device="cuda").device == "cuda"
+    assert str(current_platform("cuda").device()) == "cuda:0"
+    monkeypatch.setattr(CudaPlatform, "device_count", classmethod(lambda cls: 0))
+    with pytest.raises(ConfigError, match="device='cuda'.*no GPU here.*--device cpu"):
         current_platform("cuda")
-    with pytest.raises(ConfigError, match="device='cuda'.*CPU only"):
-        DeviceConfig(device="cuda")
+
+
+def test_without_a_driver_no_gpu_is_looked_for_and_torch_not_imported() -> None:
+    code = """
+import sys
+from learnvllm.architecture import platforms
+platforms._has_cuda_driver = lambda: False
+assert type(platforms.current_platform("auto")) is platforms.CpuPlatform
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_capabilities_differ() -> None:

@@ -37,6 +37,7 @@ def make_config(
     executor: str = "uni",
     max_model_len: int = MAX_MODEL_LEN,
     dtype: str = "float32",
+    device: str = "cpu",
     log_stats: bool = True,
     **scheduler: Any,
 ) -> EngineConfig:
@@ -61,7 +62,7 @@ def make_config(
             **scheduler,
         ),
         parallel_config=ParallelConfig(distributed_executor_backend=executor),  # type: ignore[arg-type]
-        device_config=DeviceConfig(num_threads=1),  # tiny models only lose by more
+        device_config=DeviceConfig(device=device, num_threads=1),  # type: ignore[arg-type] # more only loses
         observability_config=ObservabilityConfig(log_stats=log_stats),
     )
 

@@ -21,7 +21,7 @@ FACTORS = {
     "preemption": [False, True],
     "async_scheduling": [False, True],
 }
-KINDS = ("llama", "qwen2", "qwen3", "gemma3")
+KINDS = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3")
 NEW_TOKENS = 12
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 LENGTHS = [64, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 48, 65, 70, 5, 20]

@@ -143,8 +143,8 @@ def tiny_directory(tmp_path: Path) -> Path:
 
 
 def test_a_flag_that_would_do_nothing_does_not_exist() -> None:
-    with pytest.raises(ConfigError, match="'enforce_eager' is not an engine argument"):
-        EngineArgs.from_kwargs({"enforce_eager": True})
+    with pytest.raises(ConfigError, match="'swap_space' is not an engine argument"):
+        EngineArgs.from_kwargs({"swap_space": 4})
 
 
 def test_every_flag_reaches_the_configuration() -> None:

@@ -20,7 +20,9 @@ WINDOW = 5
 
 
 def make_arch(
-    layer_types: tuple[str, ...] = ("full_attention", "full_attention"), vocab: int = VOCAB
+    layer_types: tuple[str, ...] = ("full_attention", "full_attention"),
+    vocab: int = VOCAB,
+    positions: int = 256,
 ) -> ModelArchitecture:
     return toy_architecture(
         vocab_size=vocab,
@@ -29,7 +31,7 @@ def make_arch(
         num_attention_heads=2,
         num_kv_heads=2,
         head_dim=4,
-        max_position_embeddings=256,
+        max_position_embeddings=positions,
         layer_types=layer_types,
         sliding_window=WINDOW if "sliding_attention" in layer_types else None,
         eos_token_ids=(2,),
@@ -47,12 +49,14 @@ def make_config(
     backend: str = "uni",
     seed: int = 0,
     vocab: int = VOCAB,
+    device: str = "cpu",
+    positions: int = 256,
 ) -> EngineConfig:
     return EngineConfig(
         model_config=ModelConfig(
             model="fake",
             path=Path("/nonexistent"),
-            arch=make_arch(layer_types, vocab),
+            arch=make_arch(layer_types, vocab, positions),
             max_model_len=max_model_len,
             seed=seed,
         ),
@@ -63,5 +67,5 @@ def make_config(
             async_scheduling=async_scheduling,
         ),
         parallel_config=ParallelConfig(distributed_executor_backend=backend),
-        device_config=DeviceConfig(device="cpu", num_threads=1),
+        device_config=DeviceConfig(device=device, num_threads=1),  # type: ignore[arg-type]
     )

@@ -54,6 +54,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("qwen2", WINDOW),
     "qwen3-biases": ("qwen3", {"attention_bias": True}),
     "qwen3-window": ("qwen3", WINDOW),
+    "qwen3_moe-no-renormalize": ("qwen3_moe", {"norm_topk_prob": False, "num_experts_per_tok": 1}),
+    "qwen3_moe-every-second": ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
+    "qwen3_moe-all-experts": ("qwen3_moe", {"num_experts_per_tok": 8}),
+    "qwen3_moe-dense": ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}),
+    "qwen3_moe-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 7}),
     "gemma3-rope": ("gemma3", {"rope_parameters": GEMMA_ROPE}),
     "gemma3-window-1": ("gemma3", {"sliding_window": 1}),
     "gemma3-untied": ("gemma3", {"tie_word_embeddings": False}),
@@ -117,7 +122,7 @@ def test_requests_in_one_batch_do_not_see_each_other(case: Case) -> None:
 
 
 def test_rotary_tables_equal_transformers_to_the_last_bit(case: Case) -> None:
-    from learnvllm.architecture.model_arch import RopeConfig
+    from learnvllm.architecture.rope_config import RopeConfig
     from learnvllm.model_layers.rotary_embedding import cos_sin_cache
 
     arch = case.model.arch

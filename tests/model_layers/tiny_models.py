@@ -45,6 +45,15 @@ _OWN: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"head_dim": 24},
+    "qwen3_moe": {
+        "head_dim": 24,
+        "num_hidden_layers": 3,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
     "gemma3": {
         "head_dim": 32,
         "num_hidden_layers": 4,
@@ -60,7 +69,7 @@ KINDS = tuple(_OWN)
 def make_tiny_model(kind: str, tmp_path: Path, seed: int = 0, **overrides: Any) -> tuple[Path, Any]:
     """Create, save and return (directory, transformers model in eval mode, fp32).
 
-    kind: llama, qwen2, qwen3 or gemma3. `overrides` go to the transformers config.
+    kind: llama, qwen2, qwen3, qwen3_moe or gemma3. `overrides` go to the transformers config.
     The directory is `tmp_path/tiny-<kind>`; it is overwritten if it exists.
     """
     from transformers import AutoModelForCausalLM
@@ -79,9 +88,15 @@ def make_tiny_model(kind: str, tmp_path: Path, seed: int = 0, **overrides: Any) 
 
 
 def make_tiny_config(kind: str, **overrides: Any) -> Any:
-    from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-    configs = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "gemma3": Gemma3TextConfig}
+    configs = {
+        "llama": LlamaConfig,
+        "qwen2": Qwen2Config,
+        "qwen3": Qwen3Config,
+        "qwen3_moe": Qwen3MoeConfig,
+        "gemma3": Gemma3TextConfig,
+    }
     return configs[kind](**{**_COMMON, **_OWN[kind], **overrides})
 
 
@@ -102,7 +117,7 @@ def _random_weight(name: str, shape: torch.Size, config: Any) -> torch.Tensor:
         return noise * (0.4 if not tied else 0.03 if gemma else 0.06)
     if "lm_head" in name:
         return noise * (4 / shape[1] ** 0.5)
-    return noise * (2 / shape[1] ** 0.5)
+    return noise * (2 / shape[-1] ** 0.5)
 
 
 def save_tiny_tokenizer(directory: Path) -> None:

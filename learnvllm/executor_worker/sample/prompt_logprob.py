@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learnvllm.architecture.messages import LogprobsLists
 from learnvllm.architecture.step import NewRequestData
-from learnvllm.executor_worker.input_batch import InputBatch
+from learnvllm.executor_worker.input_batch import BatchShape
 from learnvllm.executor_worker.request_state import RequestState
 from learnvllm.executor_worker.sample.logprob import ROWS_AT_ONCE, compute_logprobs, concatenate
 
@@ -33,8 +33,12 @@ class PromptLogprobs:
         if num_top is not None and len(request.token_ids) == request.num_prompt_tokens:
             self._num_top[row] = num_top
 
+    def asked_by(self, rows: np.ndarray) -> bool:
+        """Whether any of these rows still waits for some."""
+        return bool(self._num_top) and not self._num_top.keys().isdisjoint(rows.tolist())
+
     def compute(
-        self, batch: InputBatch, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]
+        self, batch: BatchShape, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]
     ) -> dict[str, LogprobsLists]:
         """Rows for the prompt positions of this step, by request id. hidden: [T, H]."""
         if not self._num_top:
@@ -53,7 +57,7 @@ class PromptLogprobs:
                 stop = min(p + ROWS_AT_ONCE, end, last)
                 first = int(batch.query_start_loc[index]) - start
                 targets = self._requests.token_ids[row, p + 1 : stop + 1].astype(np.int64)
-                logits = compute_logits(hidden[first + p : first + stop])
+                logits = compute_logits(hidden[first + p : first + stop]).float()
                 parts.append(compute_logprobs(logits, targets, num_top, self._use_kernels))
             result[batch.req_ids[index]] = concatenate(parts)
             if end > last:

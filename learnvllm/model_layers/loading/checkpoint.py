@@ -60,6 +60,9 @@ class SafetensorsCheckpoint:
         self._bytes_read += tensor.nbytes
         return tensor
 
+    def has(self, name: str) -> bool:
+        return name in self.file_of
+
     def finish(self, ignore: Iterable[str] = ()) -> None:
         """Close the files and make sure that nothing was left over: an unused tensor means wrong results.
 

@@ -12,9 +12,14 @@ import numpy as np
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.architecture.json_fields import Fields
 from learnvllm.architecture.model_arch import MODEL_CLASSES, MOST_LAYERS, ModelArchitecture
+from learnvllm.architecture.moe_config import MOE_MODEL_TYPES
 from learnvllm.model_layers.loading.gguf_reader import GGUFFile
 
-MODEL_TYPES = {model_type.removesuffix("_text"): model_type for model_type in MODEL_CLASSES}
+MODEL_TYPES = {
+    model_type.removesuffix("_text"): model_type
+    for model_type in MODEL_CLASSES
+    if model_type not in MOE_MODEL_TYPES
+}
 """GGUF's name of an architecture -> the model_type in config.json."""
 
 

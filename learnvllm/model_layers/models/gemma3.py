@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from learnvllm.architecture.model_arch import SLIDING_ATTENTION, ModelArchitecture
+from learnvllm.architecture.model_arch import ModelArchitecture
+from learnvllm.architecture.rope_config import SLIDING_ATTENTION
 from learnvllm.model_layers.attention import Attention, StepContext
 from learnvllm.model_layers.embedding import Embedding, LMHead
 from learnvllm.model_layers.layernorm import RMSNorm
@@ -72,8 +73,9 @@ class Gemma3ForCausalLM(DecoderModel):
         self.arch = arch
         self.held = weights.held
         max_positions = weights.max_positions or arch.max_position_embeddings
-        global_rope = cos_sin_cache(arch.rope, arch.head_dim, max_positions)
-        local_rope = cos_sin_cache(arch.rope_local or arch.rope, arch.head_dim, max_positions)
+        global_rope = cos_sin_cache(arch.rope, arch.head_dim, max_positions).to(weights.device)
+        local = arch.rope_local or arch.rope
+        local_rope = cos_sin_cache(local, arch.head_dim, max_positions).to(weights.device)
         self.embed_tokens = Embedding(arch, weights)
         self.embed_scale = arch.hidden_size**0.5
         self.layers = [

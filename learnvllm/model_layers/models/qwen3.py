@@ -19,7 +19,7 @@ from learnvllm.model_layers.weights import Weights
 
 
 class Qwen3Attention:
-    """[T, hidden] -> [T, hidden]."""
+    """An AttentionBlock whose q and k are normed."""
 
     def __init__(self, arch: ModelArchitecture, weights: Weights, index: int, rope: Tensor) -> None:
         self.qkv_proj = qkv_linear(arch, weights)
@@ -28,9 +28,9 @@ class Qwen3Attention:
         self.o_proj = o_linear(arch, weights)
         self.attn = Attention(arch, index, rope)
 
-    def __call__(self, positions: Tensor, hidden: Tensor, ctx: StepContext) -> Tensor:
-        q, k, v = self.attn.split(self.qkv_proj(hidden))
-        return self.o_proj(self.attn(positions, self.q_norm(q), self.k_norm(k), v, ctx))
+    def attend(self, positions: Tensor, qkv: Tensor, ctx: StepContext) -> Tensor:
+        norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return self.attn(positions, *self.attn.split(qkv), ctx, norms)
 
 
 Qwen3ForCausalLM = partial(LlamaForCausalLM, attention=Qwen3Attention)

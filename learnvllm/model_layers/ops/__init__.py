@@ -1,8 +1,9 @@
 """The model's operators between its linear layers: one function each, whichever kernel runs it.
 
-CPU tensors in fp32 go to the compiled kernels of `cpu.py`, everything else to the plain torch of
-`torch_ref.py`, which also says what each operator means. `select_kernels` turns the kernels off for a whole
-process (upstream: vllm/_custom_ops.py).
+Tensors on a GPU go to the Triton kernels of `triton_kernels`, CPU tensors in fp32 to the compiled ones of
+`cpu.py`, everything else to the plain torch of `torch_ref.py`, which also says what each operator means.
+`select_kernels` turns the CPU's off for a whole process, LEARNVLLM_GPU_KERNELS=torch the GPU's (upstream:
+vllm/_custom_ops.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ __all__ = [
     "cpu_kernels",
     "fused_add_rms_norm",
     "gelu_tanh_and_mul",
+    "gpu_kernels",
     "paged_attention",
+    "qk_norm_rope_and_cache",
     "reshape_and_cache",
     "rms_norm",
     "rope_and_cache",
@@ -59,6 +62,19 @@ _uses_kernels: bool | None = None  # not yet selected
 def cpu_kernels(name: str) -> ModuleType | None:
     """The module of kernels `name`, loaded on first use; None where torch was selected."""
     return importlib.import_module(f"{__name__}.{name}") if uses_kernels() else None
+
+
+@cache
+def _triton_kernels() -> ModuleType | None:
+    """The Triton kernels, loaded on first use; None where torch was selected."""
+    if envs.get("LEARNVLLM_GPU_KERNELS") == "torch":
+        return None
+    return importlib.import_module(f"{__name__}.triton_kernels")
+
+
+def gpu_kernels(x: Tensor) -> ModuleType | None:
+    """The Triton kernels, if x is for them: on a GPU, and its last dimension without gaps."""
+    return _triton_kernels() if x.is_cuda and x.stride(-1) == 1 else None
 
 
 def _is_fp32(x: Tensor) -> bool:
@@ -120,6 +136,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     last dimension contiguous). weight: [H]. Returns a new contiguous tensor of x's shape. For Gemma pass 1 +
     weight.
     """
+    gpu = gpu_kernels(x)
+    if gpu:
+        return gpu.rms_norm(x, weight, eps)
     cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(x) and _is_flat(weight) and x.dim() in (2, 3) and x.shape[-1:] == weight.shape:
         return cpu.rms_norm(x, weight, eps)
@@ -128,6 +147,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual += x in place; returns (rms_norm(residual), residual). x, residual: [T, H], weight: [H]."""
+    gpu = gpu_kernels(x)
+    if gpu:
+        return gpu.fused_add_rms_norm(x, residual, weight, eps)
     cpu = cpu_kernels("cpu")
     is_flat = _is_flat(residual) and _is_flat(weight)
     if cpu and _is_fp32(x) and is_flat and x.shape == residual.shape and x.shape[1:] == weight.shape:
@@ -137,6 +159,9 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(x[:, :I]) * x[:, I:]. x: [T, 2*I] -> [T, I]."""
+    gpu = gpu_kernels(x)
+    if gpu:
+        return gpu.silu_and_mul(x)
     cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(x) and x.dim() == 2:
         return cpu.silu_and_mul(x)
@@ -145,6 +170,9 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """gelu(x[:, :I]) * x[:, I:], gelu in its tanh approximation (Gemma). x: [T, 2*I] -> [T, I]."""
+    gpu = gpu_kernels(x)
+    if gpu:
+        return gpu.gelu_tanh_and_mul(x)
     cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(x) and x.dim() == 2:
         return cpu.gelu_tanh_and_mul(x)
@@ -158,6 +186,9 @@ def rotary_embedding(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Ten
     qkv tensor are fine; cos_sin_cache: [max_pos, rot_dim] fp32, each row rot_dim/2 cosines then rot_dim/2
     sines, rot_dim <= D.
     """
+    gpu = gpu_kernels(q)
+    if gpu:
+        return gpu.rotary_embedding(positions, q, k, cos_sin_cache)
     cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(q) and _is_fp32(k) and _turns(cos_sin_cache, q, k):
         _check("positions", positions, torch.int64, q.shape[0])
@@ -172,6 +203,9 @@ def reshape_and_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, sl
     k, v: [T, Hk, D] (views are fine); k_cache, v_cache: [num_blocks, Hk, block_size, D]; slot_mapping: [T]
     int64, slot = block * block_size + offset, -1 for a token that is not to be stored.
     """
+    gpu = gpu_kernels(k)
+    if gpu:
+        return gpu.reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
     cpu = cpu_kernels("cpu")
     if cpu and _is_fp32(k) and _is_fp32(v) and _is_paged(k_cache, v_cache) and _fits(k, v, k_cache):
         _check("slot_mapping", slot_mapping, torch.int64, k.shape[0])
@@ -193,6 +227,9 @@ def rope_and_cache(
     """rotary_embedding and reshape_and_cache in one pass over the tokens (shapes as there). q and k are
     rotated in place.
     """
+    gpu = gpu_kernels(q)
+    if gpu:
+        return gpu.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
     cpu = cpu_kernels("cpu")
     if (
         cpu
@@ -210,6 +247,34 @@ def rope_and_cache(
         torch_ref.rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
 
 
+def qk_norm_rope_and_cache(
+    positions: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    cos_sin_cache: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """rms_norm of each head of q and k, then rope_and_cache, all in place and on a GPU in one pass (Qwen3).
+
+    q_weight, k_weight: [D]; the rest as there. For Gemma pass 1 + weight.
+    """
+    gpu = gpu_kernels(q)
+    if gpu:
+        gpu.qk_norm_rope_and_cache(
+            positions, q, k, v, q_weight, k_weight, eps, cos_sin_cache, k_cache, v_cache, slot_mapping
+        )
+    else:
+        q.copy_(rms_norm(q, q_weight, eps))
+        k.copy_(rms_norm(k, k_weight, eps))
+        rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -220,6 +285,9 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     out: Tensor | None = None,
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a mixed batch (decodes and prefill chunks) over the paged cache.
 
@@ -230,10 +298,22 @@ def paged_attention(
     q: [T, Hq, D] (views are fine); k_cache, v_cache: [num_blocks, Hk, block_size, D], Hq a multiple of Hk;
     block_table: [R, max_blocks] int32; seq_lens: [R] int32; query_start_loc: [R+1] int32, T =
     query_start_loc[R]; out: [T, Hq, D], made when not given. Blocks wholly before the window are never read.
-    Returns out. Upstream: vllm/v1/attention/backends/cpu_attn.py.
+    max_query_len, max_seq_len: upper bounds that only a GPU's kernels use, to choose how they run without
+    asking the device (None: what the shapes say); sinks: [Hq], a score a head that takes part in the softmax
+    and has no value. Returns out. Upstream: vllm/v1/attention/backends/ (cpu_attn.py, triton_attn.py).
     """
+    gpu = gpu_kernels(q)
+    if gpu:
+        return gpu.paged_attention(
+            q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window, out,
+            max_query_len, max_seq_len, sinks,
+        )  # fmt: skip
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if sinks is not None:
+        return torch_ref.paged_attention_with_sinks(
+            q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window, out, sinks
+        )
     cpu = cpu_kernels("cpu_attention")
     attend = torch_ref.paged_attention
     fits = out.shape == q.shape and q.shape[2:] == k_cache.shape[3:] and q.numel()

@@ -54,7 +54,7 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @intrinsic(prefer_literal=True)
-def _tile(typingctx, bits, rows, x, x_stride, weight, bias, out, out_stride, width):  # type: ignore[no-untyped-def]
+def tile(typingctx, bits, rows, x, x_stride, weight, bias, out, out_stride, width):  # type: ignore[no-untyped-def]
     """The inner loop, compiled for weights of a fixed number of bits:
 
         for k in range(width): sums[r] += x[r, k] * weight[k, :]      (r < rows)
@@ -146,7 +146,7 @@ def linear_kernel(bits: int) -> Kernel:
                 for g in range(groups):
                     row, stop = first + count * g // groups, first + count * (g + 1) // groups
                     y, o = x + 4 * row * xs, out + 4 * (row * os + PANEL * p)
-                    _tile(bits, stop - row, y, xs, w, b, o, os, width)
+                    tile(bits, stop - row, y, xs, w, b, o, os, width)
 
     return _linear
 

@@ -79,6 +79,25 @@ def rope_and_cache(
     reshape_and_cache(k, v, k_cache, v_cache, slot_mapping)
 
 
+def qk_norm_rope_and_cache(
+    positions: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    cos_sin_cache: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """rms_norm of each head of q and k, in place, then rope_and_cache. q_weight, k_weight: [D]."""
+    q.copy_(rms_norm(q, q_weight, eps))
+    k.copy_(rms_norm(k, k_weight, eps))
+    rope_and_cache(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
+
+
 def gather_kv(cache: Tensor, block_table_row: Tensor, start: int, stop: int) -> Tensor:
     """Positions [start, stop) of one request as one tensor. cache: [num_blocks, Hk, block_size, D] -> [Hk,
     stop-start, D].
@@ -128,4 +147,34 @@ def paged_attention(
         scores = q[first:last].float().transpose(0, 1) @ keys.transpose(1, 2) * scale  # [Hq, n, keys]
         probs = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         out[first:last] = (probs @ values).transpose(0, 1).to(out.dtype)
+    return out
+
+
+def paged_attention_with_sinks(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    out: Tensor,
+    sinks: Tensor,
+) -> Tensor:
+    """paged_attention where each head has a sink: a score that takes part in the softmax and has no value.
+
+    So a head may attend to nothing. sinks: [Hq]; the rest as above. Paper: arXiv 2309.17453; GPT-OSS learns
+    them.
+    """
+    paged_attention(q, k_cache, v_cache, block_table, seq_lens, query_start_loc, scale, sliding_window, out)
+    group, starts = q.shape[1] // k_cache.shape[1], query_start_loc.tolist()
+    for r, seq_len in enumerate(seq_lens.tolist()):
+        for row in range(starts[r], starts[r + 1]):
+            last = seq_len - starts[r + 1] + row + 1
+            begin = 0 if sliding_window is None else max(0, last - sliding_window)
+            keys = gather_kv(k_cache, block_table[r], begin, last).float().repeat_interleave(group, dim=0)
+            scores = (keys @ q[row].float()[:, :, None])[..., 0] * scale  # [Hq, keys]
+            share = torch.sigmoid(scores.logsumexp(dim=-1) - sinks.float())  # the keys', beside the sink's
+            out[row] = (out[row].float() * share[:, None]).to(out.dtype)
     return out
