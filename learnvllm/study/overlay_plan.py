@@ -57,10 +57,13 @@ def make_plan(exercise: Exercise) -> Plan:
     """
     mine, reference = _definitions(_parse(exercise)), _reference(exercise.module)
     parts: dict[Part, tuple[Definition, str]] = {}
+    omitted = _omitted(exercise)
     for symbol in exercise.symbols:
         node, theirs = mine.get(symbol), reference.get(symbol)
         if theirs is None:
             raise StudyError(f"{exercise.id}: {exercise.module} defines no class or function {symbol}.")
+        if node is None and symbol in omitted:
+            continue  # a helper of the reference's: theirs may be called otherwise, or not be needed
         if node is None:
             raise StudyError(
                 f"{exercise.path.name} of {exercise.id} does not define {symbol}: was it renamed or deleted? "
@@ -69,6 +72,11 @@ def make_plan(exercise: Exercise) -> Plan:
         parts |= _parts(exercise, symbol, node, theirs)
     todo = tuple(part for part, (node, _) in parts.items() if todo_members(node))
     return Plan(exercise, tuple(parts), todo, tuple(code for _, code in parts.values()))
+
+
+def _omitted(exercise: Exercise) -> set[str]:
+    """Symbols and `Class.method`s that the starter leaves out altogether."""
+    return {blank.member for blank in exercise.blanks if blank.omit}
 
 
 def check_conflicts(plans: Iterable[Plan]) -> None:
@@ -133,7 +141,7 @@ def _parts(
     names = [
         name for name in now if f"{symbol}.{name}" in asked or _code(now[name]) != _code(before.get(name))
     ]
-    omitted = {blank.member for blank in exercise.blanks if blank.omit}
+    omitted = _omitted(exercise)
     gone = [name for name in before if name not in now and f"{symbol}.{name}" not in omitted]
     holders = {name: ast.ClassDef(name, [], [], list(now.get(name, ())), []) for name in [*names, *gone]}
     return {Part(symbol, name): (node, _code(now.get(name))) for name, node in holders.items()}

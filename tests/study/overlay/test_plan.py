@@ -90,6 +90,20 @@ def test_a_renamed_class_is_missed(learner: Learner) -> None:
         make_plan(exercise)
 
 
+def test_a_helper_that_the_starter_leaves_out_may_have_another_name(learner: Learner) -> None:
+    renamed = ("def _join(", "def _glue("), ("] = _join(before", "] = _glue(before")
+    plan = make_plan(learner.solve("output_collector", *renamed))
+    assert "merge_outputs" in map(str, plan.parts)
+    assert "_join" not in map(str, plan.parts)
+    code = """
+        from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
+        from learnvllm.engine_core.output_collector import merge_outputs
+        one, two = (RequestOutput("r", None, [5], [CompletionOutput(0, t, [6])], False) for t in "ab")
+        print(merge_outputs(one, two, delta=True).outputs[0].text)
+    """
+    assert learner.python(code, overlay="engine_core.output_collector").splitlines()[-1] == "ab"
+
+
 def test_two_exercises_that_change_one_member_are_both_named(learner: Learner) -> None:
     change = ("victim = self.running.pop()", "victim = self.running.pop(-1)")
     plans = [make_plan(learner.solve("preemption")), make_plan(learner.solve("token_budget", change))]
