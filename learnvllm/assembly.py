@@ -43,7 +43,6 @@ __all__ = [
     "LLM",
     "EngineArgs",
     "build_async_llm",
-    "build_engine_core",
     "build_llm_engine",
     "build_tokenizer",
     "create_engine_config",

@@ -146,9 +146,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
     """Token budget of a step, prompts and decodes together."""
     prefill_tokens_per_decode: int | None = None
-    """Beside n decodes a step computes at most n times this of prompts (16 it may always), so that a long
-    prompt slows those who decode by a bounded factor. 0, or chunked prefill off: no such limit. None: the
-    platform decides."""
+    """Beside n decodes a step computes at most n times this of prompts (or 16, as far as the decodes leave
+    them), so that a long prompt slows those who decode by a bounded factor. 0, or chunked prefill off: no
+    such limit. None: the platform decides."""
     max_num_seqs: int = 64
     """Requests that may run at once."""
     policy: Policy = "fcfs"

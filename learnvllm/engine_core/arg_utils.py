@@ -88,7 +88,8 @@ class EngineArgs:
     )
     prefill_tokens_per_decode: int | None = _flag(
         None,
-        "Beside n decodes a step computes up to n times this of prompts. 0: no limit. Left out: 2 on a CPU.",
+        "Beside n decodes a step computes up to n times this of prompts (or 16). 0: no limit. Left out: 2 on "
+        "a CPU.",
     )
     max_num_seqs: int = _flag(SchedulerConfig.max_num_seqs, "Requests that may run at once.")
     scheduling_policy: Policy = _flag(

@@ -72,7 +72,7 @@ def toy_architecture(**changes: Any) -> ModelArchitecture:
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:
     """A prompt that differs from its first token on from those of the next 49 seeds."""
-    return [(seed * 7919 + i * 31 + seed) % VOCAB_SIZE for i in range(length)]
+    return [(seed * 7919 + i * 31) % VOCAB_SIZE for i in range(length)]
 
 
 def toy_config(

@@ -1,5 +1,7 @@
-"""Flags of `learnvllm serve` that concern HTTP, not the engine. Names and defaults are vLLM's, but the host.
+"""Flags of `learnvllm serve` that concern HTTP, not the engine. Their names are vLLM's.
 
+So are the defaults, but for three: vLLM listens on every address (`host`), lets no page of another origin in
+(`allowed_origins`), and aborts what runs when it is stopped (`shutdown_timeout` 0, vllm/config/vllm.py).
 Upstream namesake: vllm/entrypoints/common/cli_args.py (FrontendArgs).
 """
 

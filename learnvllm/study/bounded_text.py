@@ -34,7 +34,9 @@ class Bounded(io.TextIOBase):
 
 
 def cut(text: str, kept: int) -> str:
-    """The beginning and the end of `text`, `kept` characters in all."""
+    """`text`; of one longer than `kept` the beginning and the end, and between them how much was left out."""
+    if len(text) <= kept:
+        return text
     bounded = Bounded(kept // 2)
     bounded.write(text)
     return bounded.take()

@@ -73,9 +73,8 @@ def activate(words: Iterable[str], *, shadow: bool = False) -> str:
         os.environ[SHADOW] = "1"
     with _saying_whose_turn_it_is():
         _install(selection.plans)
-        for (
-            plan
-        ) in selection.plans:  # what is wrong with a file: better now than from a process started later
+        # What is wrong with a file: better now than from a process started later.
+        for plan in selection.plans:
             if not plan.exercise.module.startswith(_HEAVY):
                 importlib.import_module(plan.exercise.module)
     return _banner(selection, shadow)

@@ -14,8 +14,9 @@ from learnvllm.architecture.messages import EngineCoreOutputs, EngineCoreRequest
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
 from learnvllm.architecture.step import ModelRunnerOutput, SchedulerOutput
-from learnvllm.assembly import build_engine_core, build_tokenizer, create_engine_config
+from learnvllm.assembly import build_tokenizer, create_engine_config
 from learnvllm.engine_core.arg_utils import EngineArgs
+from learnvllm.engine_core.build import build_engine_core
 from learnvllm.engine_core.core import EngineCore
 from learnvllm.engine_core.input_processor import InputProcessor
 from learnvllm.engine_core.output_processor import OutputProcessor

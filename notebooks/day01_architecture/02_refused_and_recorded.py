@@ -7,6 +7,7 @@
 
 # %%
 import json
+import os
 import subprocess
 import sys
 
@@ -138,7 +139,7 @@ print(hash(repr(config)), config.config_hash())
 
 
 def elsewhere(salt):
-    environ = {**__import__("os").environ, "PYTHONHASHSEED": salt}
+    environ = {**os.environ, "PYTHONHASHSEED": salt}
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env=environ
     )

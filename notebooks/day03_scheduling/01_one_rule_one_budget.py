@@ -113,7 +113,7 @@ fig
 
 # %%
 rows = []
-for budget, share in ((2048, 0), (512, 0), (128, 0), (64, 0), (512, 16), (512, 8), (512, 4)):
+for budget, share in ((2048, 0), (512, 0), (128, 0), (64, 0), (512, 16), (512, 8), (512, 4), (512, 2)):
     _, _, sim = pauses(max_num_batched_tokens=budget, prefill_tokens_per_decode=share)
     alone, _ = simulate([document], max_num_batched_tokens=budget, prefill_tokens_per_decode=share)
     rows.append(

@@ -150,7 +150,8 @@ table(
 )
 
 # %% [markdown]
-# From 10 ms on the mean hardly changes. What changes is the last two columns: the weight decides who pays, and how much at
-# most. 10 ms is ten times what a token costs in this simulation; on another machine another value may be right.
+# From 10 ms on the mean hardly changes. The weight decides who pays, and how much at most: what 99 % wait at most gets less, the
+# longest wait doubles, and from 100 ms on the document in the stream waits for the stream's end. 10 ms is ten times what a token
+# costs in this simulation; on another machine another value may be right.
 #
 # Now write the queue: exercise *shortest_first*.

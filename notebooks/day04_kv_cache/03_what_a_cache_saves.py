@@ -88,8 +88,9 @@ table(
 )
 
 # %% [markdown]
-# It more than doubles the first and costs some of the second: in a conversation *everything* is found again,
-# so what is protected is mostly talk that is over. The smaller the pool, the more that hurts.
+# In the smaller pools it more than doubles the first; a pool that is large enough needs it less. It costs some
+# of the second: in a conversation *everything* is found again, so what is protected is mostly talk that is over.
+# The smaller the pool, the more that hurts.
 #
 # ## Where a system prompt stands in the queue
 #

@@ -10,7 +10,7 @@ import pytest
 
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.architecture.tracing import RecordingTracer
-from learnvllm.assembly import build_engine_core
+from learnvllm.engine_core.build import build_engine_core
 from tests.engine.engines import make_config, pairwise, random_prompts, run_core
 
 FACTORS = {

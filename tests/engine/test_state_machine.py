@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from learnvllm.architecture.errors import ValidationError
 from learnvllm.architecture.messages import FinishReason
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.assembly import build_engine_core
+from learnvllm.engine_core.build import build_engine_core
 from tests.engine.engines import make_config, make_request
 
 MAX_MODEL_LEN = 64

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -202,3 +205,16 @@ def test_the_tile_for_narrow_registers_computes_the_same_products() -> None:
     code = "from learnvllm.model_layers.ops import cpu_linear; print(cpu_linear.PANEL, cpu_linear.ROWS)"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["16", "6"]
+
+
+def test_the_benchmarks_last_lines_say_what_its_table_shows() -> None:
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    script = runpy.run_path(str(benchmarks / "linear.py"))
+    *lines, fp16, fp32 = (benchmarks / "results/linear.txt").read_text("utf-8").splitlines()
+    table = {}
+    for line in lines:
+        if re.match(r" *\d+ +[\d.]+ ", line):
+            rows, *cells = line.split()
+            table[int(rows)] = dict(zip(script["KERNELS"], map(float, cells)))
+    assert len(table) > 5
+    assert [fp16, fp32] == [script["verdict"](mode, table) for mode in ("fp16", "fp32")]

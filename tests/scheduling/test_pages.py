@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from statistics import mean
 
+from learnvllm.architecture.platforms import CpuPlatform
 from learnvllm.scheduling.request_queue import FCFSRequestQueue
 from learnvllm.scheduling.scheduler import Scheduler
 from learnvllm.scheduling.simulator import Arrival, Simulation, Times, chat_and_documents, nearest_rank
@@ -65,6 +66,9 @@ def test_the_pauses() -> None:
         sim = Simulation(config).run([*chats, Arrival("document", 0.5, make_prompt(2000, 9), 4)])
         assert pause == f"{max(sim.times[c.request_id].longest_pause for c in chats):.2f} s"
         assert first_token == f"{sim.times['document'].time_to_first_token:.2f} s"
+    default = CpuPlatform.prefill_tokens_per_decode_default
+    assert f"lets the platform say: {default} on a CPU" in CONCEPTS
+    assert ["512", str(default)] in [row[:2] for row in rows("pauses")], "a row for the default"
 
 
 def test_the_watermarks() -> None:

@@ -18,6 +18,11 @@ def waits(policy: str, seed: int) -> list[float]:
     return [times.waited for times in Simulation(config).run(chat_and_documents(seed=seed)).times.values()]
 
 
+def test_prompts_of_fifty_seeds_share_no_block() -> None:
+    """Or the prefix cache would find one request's prompt in another's."""
+    assert len({make_prompt(1, seed)[0] for seed in range(7, 57)}) == 50
+
+
 class TestSimulation:
     def test_the_clock_advances_by_what_a_step_costs(self) -> None:
         sim = Simulation(toy_config(max_num_batched_tokens=8), cost=StepCost(per_step=1.0, per_token=0.25))

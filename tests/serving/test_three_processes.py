@@ -32,8 +32,9 @@ GENERATE = """
 import json, sys
 from learnvllm.architecture.messages import EngineCoreRequest
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.assembly import build_engine_core, create_engine_config
+from learnvllm.assembly import create_engine_config
 from learnvllm.engine_core.arg_utils import EngineArgs
+from learnvllm.engine_core.build import build_engine_core
 from learnvllm.engine_core.core_client import InprocClient
 
 given = json.load(sys.stdin)

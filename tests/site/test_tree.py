@@ -51,6 +51,17 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted(made)
 
 
+def test_a_new_start_page_enters_the_navigation_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nav, "DOCS", tmp_path)
+    for name in ("zebra.md", "apple.md", "apple.zh.md"):
+        (tmp_path / name).write_text("# Page\n", "utf-8")
+    start = nav.navigation(["index.md", "performance.md", "zebra.md", "apple.md", "zh/apple.md"])
+    assert start[0] == {"Start": ["index.md", "performance.md", "apple.md", "zebra.md"]}
+    assert {"中文": ["zh/apple.md"]} in start
+
+
 @pytest.mark.usefixtures("no_notebooks")
 def test_the_folder_for_other_generators_is_plain(tmp_path: Path) -> None:
     out = tmp_path / "out"

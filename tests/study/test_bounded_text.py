@@ -18,3 +18,16 @@ def test_pieces_make_no_difference(pieces: list[str], kept: int) -> None:
     assert bounded.take() == expected
     assert cut(text, 2 * kept) == expected
     assert bounded.take() == ""
+
+
+@given(st.text("abc", max_size=9), st.integers(1, 12))
+def test_a_text_that_is_short_enough_stays_whole(text: str, kept: int) -> None:
+    shown = cut(text, kept)
+    if len(text) <= kept:
+        assert shown == text
+    else:
+        head, note, tail = shown.split("\n")
+        assert text.startswith(head)
+        assert text.endswith(tail)
+        assert len(head) == len(tail) == kept // 2
+        assert note == f"… {len(text) - 2 * len(head)} characters left out …"

@@ -60,13 +60,16 @@
     };
   }
 
-  // What prompts may take beside those who decode (SchedulerConfig.prefill_tokens_per_decode), 16 at least.
+  // What prompts may take beside those who decode (SchedulerConfig.prefill_tokens_per_decode), as
+  // Scheduler._get_prefill_budget: 16 at least, as far as the decodes leave them.
   function promptShare(config, before) {
     if (!config.prefill_tokens_per_decode) return null;
     const decodes = before.requests.filter(
       (r) => r.status === "running" && r.computed + r.chunk === r.known + r.sampled - 1,
     ).length;
-    return decodes ? Math.max(decodes * config.prefill_tokens_per_decode, 16) : null;
+    if (!decodes) return null;
+    const share = Math.max(decodes * config.prefill_tokens_per_decode, 16);
+    return Math.max(Math.min(share, config.token_budget - decodes), 1);
   }
 
   function advance(before, frame) {

@@ -7,6 +7,7 @@ import pytest
 from support.day01 import lesson
 
 from learnvllm.architecture.messages import EngineCoreEvent, EngineCoreEventType, FinishReason
+from learnvllm.architecture.request import RequestStatus
 from learnvllm.architecture.sampling_params import SamplingParams
 from learnvllm.scheduling import output_maker
 from learnvllm.scheduling.scheduler import Scheduler
@@ -35,21 +36,31 @@ class Client:
         self.device = ToyDevice()
 
     def ask(self, prompt, max_tokens, eos=(), abort_after=None):
+        """The tokens that arrive and how the answer ended, None if it never did. Somebody else aborts it."""
         from learnvllm.architecture.request import Request as Running
 
         message = sent(Request("r", list(prompt), SamplingParams(max_tokens=max_tokens), list(eos)))
         self.scheduler.add_request(Running.from_engine_core_request(message, None))
         tokens = []
         for step in range(PATIENCE):
-            if step == abort_after:
-                return tokens, FinishReason.ABORT
-            output = self.scheduler.schedule()
-            messages = self.scheduler.update_from_output(output, self.device.execute(output))
-            for answer in sent(Outputs(messages[0].outputs if 0 in messages else [])).outputs:
+            for answer in self._abort() if step == abort_after else self._step():
                 tokens += answer.new_token_ids
                 if answer.finished:
                     return tokens, answer.finish_reason
         return tokens, None
+
+    def _step(self):
+        output = self.scheduler.schedule()
+        messages = self.scheduler.update_from_output(output, self.device.execute(output))
+        return sent(Outputs(messages[0].outputs if 0 in messages else [])).outputs
+
+    def _abort(self):
+        """What tells a client that its request was ended: a message without a token."""
+        status = RequestStatus.FINISHED_ABORTED
+        ended = self.scheduler.finish_requests("r", status)
+        return sent(
+            Outputs([Output(name, [], finish_reason=status.finish_reason) for name, _ in ended])
+        ).outputs
 
 
 PROMPT = make_prompt(7, seed=3)
@@ -72,11 +83,30 @@ def test_a_client_learns_that_the_model_has_ended_its_answer(monkeypatch):
 
 
 @pytest.mark.points(1)
-def test_a_client_learns_that_the_length_is_reached(monkeypatch):
-    got = Client(monkeypatch).ask(PROMPT, max_tokens=5)
-    assert got == (ANSWER[:5], FinishReason.LENGTH), lesson(
-        "max_tokens ends a request, and its last message says so.",
-        expected=(ANSWER[:5], "length"),
+@pytest.mark.parametrize(
+    ("limits", "length", "reason", "why"),
+    [
+        (
+            {"max_tokens": 5},
+            5,
+            FinishReason.LENGTH,
+            "max_tokens ends a request, and its last message says so.",
+        ),
+        (
+            {"max_tokens": 12, "abort_after": 3},
+            3,
+            FinishReason.ABORT,
+            "A request that is aborted has ended, too. Its last message brings no token.",
+        ),
+    ],
+    ids=["length", "abort"],
+)
+def test_a_client_learns_of_the_other_ends(monkeypatch, limits, length, reason, why):
+    got = Client(monkeypatch).ask(PROMPT, **limits)
+    assert got == (ANSWER[:length], reason), lesson(
+        why,
+        case=", ".join(f"{name}={value}" for name, value in limits.items()),
+        expected=(ANSWER[:length], str(reason)),
         got=(got[0], str(got[1])),
         read="messages",
     )

@@ -1,6 +1,8 @@
 """Grader of engine_core.step_loop: the order of the calls, and tokens against a model computed without an
 engine."""
 
+from concurrent.futures import Future
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ def test_a_step_is_decided_computed_and_taken_in() -> None:
     )
 
 
-@pytest.mark.points(2)
+@pytest.mark.points(1)
 @given(prompts=PROMPTS, budget=st.integers(1, 20), max_tokens=st.integers(1, 6), asynchronous=st.booleans())
 def test_any_batch_gives_what_each_request_gives_alone(prompts, budget, max_tokens, asynchronous) -> None:
     core = build_core(EngineCore, max_num_batched_tokens=budget, async_scheduling=asynchronous)
@@ -122,15 +124,16 @@ def test_an_abort_that_comes_while_the_step_runs_stops_its_token(asynchronous) -
         return ids
 
     core.take_aborts = taken
-    core.executor.during_step = lambda number: arrived.append("a") if number == 1 else None
+    core.executor.during_step = lambda number: arrived.extend(["a", "c"]) if number == 1 else None
     core.add_request(request("a", [5, 6, 7]))
     core.add_request(request("b", [5, 6, 8]))
+    core.add_request(request("c", [5, 6, 9]))
     got = run(core)
     expected = {"b": expected_tokens([5, 6, 8], 4)}
     assert got == expected, lesson(
         "Aborts are taken between the result and update_from_output: asked earlier they have not come yet, "
-        "asked later the token is already handed out.",
-        case='"a" is aborted while step 1 runs; "b" goes on',
+        "asked later the token is already handed out. All that have come are taken.",
+        case='"a" and "c" are aborted while step 1 runs; "b" goes on',
         expected=expected,
         got=got,
         read="aborts",
@@ -214,5 +217,35 @@ def test_workers_get_only_steps_with_news_and_the_scheduler_gets_every_step_back
         case=case,
         expected=(message, bool(fields.get("total_num_scheduled_tokens"))),
         got=(outputs, executed),
+        read="the-loop",
+    )
+
+
+@pytest.mark.points(1)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_step_that_failed_is_not_a_step_without_tokens(asynchronous) -> None:
+    core = build_core(EngineCore, async_scheduling=asynchronous)
+    error, failed, taken_in = RuntimeError("the device is lost"), Future(), []
+    failed.set_exception(error)
+    core.executor.execute_model = lambda step, non_block=False: failed
+    core.scheduler.update_from_output = lambda step, output: taken_in.append(output) or {}
+    core.add_request(request("a", [5, 6, 7]))
+    try:
+        got = f"step() returned {core.step()}"
+    except Exception as raised:
+        got = raised
+    assert got is error, lesson(
+        "What the model raises, the future raises, and it must leave step(): the process around the engine "
+        "ends and tells every client. Swallowed, the requests wait for a step that never succeeds.",
+        case="one request; the future of its step fails",
+        expected=repr(error),
+        got=got if isinstance(got, str) else repr(got),
+        read="the-loop",
+    )
+    assert taken_in == [], lesson(
+        "A step that failed has no result that the scheduler could take in.",
+        case="one request; the future of its step fails",
+        expected="no update_from_output",
+        got=taken_in,
         read="the-loop",
     )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.day02 import build_core, expected_tokens, lesson, request, run
 
 from learnvllm.architecture.messages import EngineCoreOutputs
-from learnvllm.architecture.step import CachedRequestData, SchedulerOutput
+from learnvllm.architecture.step import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from learnvllm.study.subject import load_subject
 
 subject = load_subject(__file__)
@@ -133,7 +133,7 @@ def test_steps_return_in_order_none_is_lost_and_two_at_most_are_in_flight(
     )
 
 
-@pytest.mark.points(2)
+@pytest.mark.points(1)
 @given(
     prompts=st.lists(st.lists(st.integers(3, 299), min_size=1, max_size=10), min_size=1, max_size=4),
     num_blocks=st.integers(6, 20),
@@ -153,7 +153,53 @@ def test_tokens_are_those_of_one_step_at_a_time_even_under_preemption(prompts, n
     )
 
 
-@pytest.mark.points(2)
+def over_scripted_steps(*steps: SchedulerOutput):
+    """A core whose scheduler gives out these steps, and the ids of those that it has taken in."""
+    core, left, taken_in = make(), list(steps), []
+    core.scheduler.has_requests = lambda: bool(left)
+    core.scheduler.schedule = lambda: left.pop(0)
+    core.scheduler.update_from_output = lambda step, output: taken_in.append(step.step_id) or {}
+    core.executor._device.execute = lambda step: ModelRunnerOutput([], [])
+    return core, taken_in
+
+
+def scripted(step_id: int, num_tokens: int, finished: tuple[str, ...] = ()) -> SchedulerOutput:
+    tokens = {"a": num_tokens} if num_tokens else {}
+    return SchedulerOutput(step_id, [], CachedRequestData(), tokens, num_tokens, set(finished))
+
+
+@pytest.mark.points(1)
+def test_the_second_value_belongs_to_the_step_that_was_scheduled() -> None:
+    """Three steps; the one in the middle gives out nothing, as when all wait for what is in flight."""
+    core, taken_in = over_scripted_steps(scripted(1, 3), scripted(2, 0), scripted(3, 1))
+    got = [(core.step_with_batch_queue()[1], list(taken_in)) for _ in range(5)]
+    expected = [(True, []), (False, [1]), (True, [1, 2]), (False, [1, 2, 3]), (False, [1, 2, 3])]
+    assert got == expected, lesson(
+        "A call schedules one step and takes in an older one; its second value speaks of the one it "
+        "scheduled. If it spoke of the other, whoever counts steps would count each a call late.",
+        case="steps 1 to 3 with 3, 0 and 1 tokens, then nothing; (second value, taken in) by call",
+        expected=expected,
+        got=got,
+        read=READ,
+    )
+
+
+@pytest.mark.points(1)
+def test_a_step_with_news_and_no_token_is_waited_for() -> None:
+    """It is sent, so its Future is not done; but nobody gets ahead by scheduling behind it."""
+    core, taken_in = over_scripted_steps(scripted(1, 0, finished=("a",)))
+    got = (core.step_with_batch_queue()[1], taken_in)
+    assert got == (False, [1]), lesson(
+        "Only a step that computes something is a reason to return without a result. One that only tells the "
+        "workers who has ended scheduled no token, and this call must not say that it did.",
+        case="one step, without tokens, that reports a finished request; (second value, taken in)",
+        expected=(False, [1]),
+        got=got,
+        read=READ,
+    )
+
+
+@pytest.mark.points(1)
 def test_an_empty_step_is_not_a_reason_to_return_and_waiting_is_not_running() -> None:
     """Every running request waits for what is in flight: the scheduler has requests and nothing to give
     out."""

@@ -93,7 +93,7 @@ def test_no_more_is_undecided_than_could_become_a_stop_string(text, stops) -> No
     )
 
 
-@pytest.mark.points(4)
+@pytest.mark.points(3)
 @given(
     text=st.text(alphabet="abc", max_size=12),
     stops=STOPS,
@@ -165,6 +165,49 @@ def test_cumulative_text_holds_back_too_and_is_whole_every_time() -> None:
         case='the letters of "abab", stop "bc"',
         expected=["a", "a", "aba", "aba"],
         got=got,
+        read=READ,
+    )
+    assert detokenizer.finish() is None, "There is no bc in abab."
+    got = detokenizer.next_text(finished=True, delta=False)
+    assert got == "abab", lesson(
+        "When the request ends nothing is undecided any more, for the cumulative text as for deltas.",
+        case='the letters of "abab" and then the end, stop "bc"',
+        expected="abab",
+        got=got,
+        read=READ,
+    )
+
+
+AS_IT_IS = [
+    ("yes  \nno", "\n", "yes  "),
+    ("one two", " two", "one"),
+    ("one  two", " ", "one"),
+    ("a\n\nb", "\n\n", "a"),
+    ("say STOP, stop", "stop", "say STOP, "),
+    ("a+b.c", ".", "a+b"),
+    ("(a|b)*", "b)*", "(a|"),
+]
+
+
+@pytest.mark.points(1)
+@pytest.mark.parametrize(("text", "stop", "expected"), AS_IT_IS)
+def test_stop_strings_and_text_are_taken_as_they_are(text, stop, expected) -> None:
+    found = find_stop_string(text, [stop], 0, False)
+    got = (None if found is None else tuple(found), stream(text, stop=[stop])[2].text)
+    assert got == ((stop, len(expected)), expected), lesson(
+        "Every character of a stop string counts, white space and case too, none is a pattern, and the text "
+        "before it stays as it is: a stop string of two newlines must not end an answer at the first.",
+        case=f"text {text!r}, stop {stop!r}: ((stop, text_length), text)",
+        expected=((stop, len(expected)), expected),
+        got=got,
+        read=READ,
+    )
+    got = "".join(stream(text, stop=[stop])[0])
+    assert got == expected, lesson(
+        "What is streamed is the text before the stop string, character for character.",
+        case=f"text {text!r}, stop {stop!r}",
+        expected=repr(expected),
+        got=repr(got),
         read=READ,
     )
 

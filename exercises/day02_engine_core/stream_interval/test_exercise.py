@@ -36,7 +36,12 @@ def logprobs_of(token_ids: list[int]) -> LogprobsLists:
     return LogprobsLists(ids, np.full((rows, 1), -0.5, np.float32), np.ones(rows, np.int32))
 
 
-def stream(steps: list[int], end: FinishReason | None = FinishReason.LENGTH, **params) -> list[RequestOutput]:
+def stream(
+    steps: list[int],
+    end: FinishReason | None = FinishReason.LENGTH,
+    stop_reason: int | None = None,
+    **params,
+) -> list[RequestOutput]:
     """The outputs of a request that makes steps[i] tokens in step i and ends with the last."""
     processor = output_processor.OutputProcessor(TOKENIZER)
     processor.add_request(
@@ -46,8 +51,9 @@ def stream(steps: list[int], end: FinishReason | None = FinishReason.LENGTH, **p
     outputs: list[RequestOutput] = []
     for i, size in enumerate(steps):
         token_ids = letters(TOKENIZER, "".join(itertools.islice(text, size)))
-        last = end if i == len(steps) - 1 else None
-        output = EngineCoreOutput("r", token_ids, logprobs_of(token_ids), finish_reason=last)
+        output = EngineCoreOutput("r", token_ids, logprobs_of(token_ids))
+        if i == len(steps) - 1:
+            output.finish_reason, output.stop_reason = end, stop_reason
         outputs += processor.process_outputs([output]).request_outputs
     return outputs
 
@@ -63,7 +69,7 @@ def due(steps: list[int], interval: int) -> list[int]:
     return told
 
 
-@pytest.mark.points(4)
+@pytest.mark.points(3)
 @KINDS
 @given(steps=STEPS, interval=st.integers(1, 6))
 @example(steps=[1] * 8, interval=3)
@@ -90,7 +96,7 @@ def test_the_first_token_at_once_then_whole_intervals_then_the_rest(kind, steps,
     )
 
 
-@pytest.mark.points(3)
+@pytest.mark.points(2)
 @KINDS
 @given(steps=STEPS, interval=st.integers(1, 6))
 def test_no_client_can_tell_from_what_it_has_in_the_end(kind, steps, interval) -> None:
@@ -156,13 +162,67 @@ def test_outputs_that_were_handed_out_do_not_change(kind) -> None:
 
 
 @pytest.mark.points(1)
-def test_what_a_stop_string_held_back_comes_with_the_end() -> None:
-    outputs = stream([1] * 5, output_kind=DELTA, stream_interval=4, stop=["efg"])
+@KINDS
+@pytest.mark.parametrize("end", [FinishReason.LENGTH, FinishReason.STOP], ids=str)
+def test_what_a_stop_string_held_back_comes_with_the_end(kind, end) -> None:
+    letters_of_a_stop_token = int(end is FinishReason.STOP)  # its text is no output
+    steps = [1] * (5 + letters_of_a_stop_token)
+    outputs = stream(steps, end, output_kind=kind, stream_interval=5, stop=["efg"])
     got = [output.outputs[0].text for output in outputs]
-    assert got == ["a", "bcde"], lesson(
-        "At the end nothing is undecided: the text that could have become a stop string is given out.",
-        case='"abcde", interval 4, stop "efg"',
-        expected=["a", "bcde"],
+    expected = ["a", "bcde"] if kind is DELTA else ["a", "abcde"]
+    assert got == expected, lesson(
+        "At the end nothing is undecided: the text that could have become a stop string is given out, "
+        "whatever the end is. FinishReason.STOP is the number 0: ask whether finish_reason is None.",
+        case=f'{kind.name}, "abcde", then the end ({end}), interval 5, stop "efg"',
+        expected=expected,
+        got=got,
+        read=READ,
+    )
+
+
+@pytest.mark.points(1)
+@KINDS
+def test_no_output_shows_a_piece_of_a_stop_string(kind) -> None:
+    outputs = stream([1] * 6, output_kind=kind, stream_interval=1, stop=["cdx"])
+    got = [output.outputs[0].text for output in outputs]
+    expected = ["a", "b", "", "", "cde", "f"] if kind is DELTA else ["a", "ab", "ab", "ab", "abcde", "abcdef"]
+    assert got == expected, lesson(
+        "While the end of the text could still become a stop string no output shows it, a cumulative one no "
+        "more than a delta: a client that has printed it cannot take it back. next_text knows what may be "
+        "shown; detokenizer.text holds what may not as well.",
+        case=f'{kind.name}, the letters of "abcdef", interval 1, stop "cdx"',
+        expected=expected,
+        got=got,
+        read=READ,
+    )
+
+
+ENDS = {
+    "the length": (FinishReason.LENGTH, None, {}, "length", None),
+    "the end of sequence": (FinishReason.STOP, None, {}, "stop", None),
+    "stop token 260": (FinishReason.STOP, 260, {}, "stop", 260),
+    "stop token 0": (FinishReason.STOP, 0, {}, "stop", 0),
+    'stop string "cd"': (FinishReason.LENGTH, None, {"stop": ["cd"]}, "stop", "cd"),
+    'stop string "a", before any text': (FinishReason.LENGTH, None, {"stop": ["a"]}, "stop", "a"),
+    "the client": (FinishReason.ABORT, None, {}, "abort", None),
+}
+"""What ends the request: (the core's reason, its stop_reason, parameters), and what the client is told."""
+
+
+@pytest.mark.points(1)
+@KINDS
+@pytest.mark.parametrize("ended_by", ENDS)
+def test_the_last_output_says_why_it_ended_and_no_other_does(kind, ended_by) -> None:
+    end, stop_reason, params, *told = ENDS[ended_by]
+    outputs = stream([1] * 5, end, stop_reason, output_kind=kind, stream_interval=2, **params)
+    got = [(c.finish_reason, c.stop_reason) for output in outputs for c in output.outputs]
+    expected = [(None, None)] * (len(outputs) - 1) + [tuple(told)]
+    assert got == expected, lesson(
+        "The last completion says how it ended in OpenAI's word, str(finish_reason), and what stopped it, "
+        "with text or without; until then finish_reason is None, not a word for it. FinishReason.STOP is "
+        "the number 0 and so is a token id: neither is None.",
+        case=f"{kind.name}, interval 2, ended by {ended_by}; (finish_reason, stop_reason) by output",
+        expected=expected,
         got=got,
         read=READ,
     )

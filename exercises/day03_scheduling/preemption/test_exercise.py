@@ -129,8 +129,37 @@ def test_the_rest_of_a_prompt_is_promised_its_blocks(length, admitted):
         "8 blocks of 4 tokens; a's prompt of 24 is computed 4 tokens a step. In the second step a has 2 of "
         "the 6 blocks that it needs, so 6 are free and 4 of them promised to a: 2 are left. b, which comes "
         f"now, needs {length // 4}: expected {expected}, got {second}. Call _promise_rest_of_prompt once "
-        "for each request that is served, after it has its blocks: without the promise somebody is admitted "
+        "for each running request, after it has its blocks: without the promise somebody is admitted "
         "who must soon give way again, and with too large a one blocks lie idle."
+    )
+    sim.update()
+    finish(sim, [])
+
+
+@pytest.mark.points(1)
+@pytest.mark.parametrize(("num_free", "admitted"), [(3, False), (4, True)])
+def test_a_prompt_that_gets_nothing_in_this_step_is_promised_its_blocks_too(num_free, admitted):
+    """While somebody decodes prompts have a share of 16 tokens, which the first of two prompts takes."""
+    config = toy_config(
+        num_blocks=1 + 4 + num_free,
+        block_size=16,
+        long_prefill_token_threshold=16,
+        prefill_tokens_per_decode=1,
+        max_num_batched_tokens=64,
+    )
+    sim = simulation(Scheduler, config)
+    for arrival in (request("a", 2, 8), request("b", 48), request("c", 48)):
+        sim.add(arrival)
+    sim.step()
+    sim.add(request("d", 1, 2))
+    second = dict(sim.schedule().num_scheduled_tokens)
+    expected = {"a": 1, "b": 16} | ({"d": 1} if admitted else {})
+    assert second == expected, (
+        "a decodes, so the two prompts of 48 tokens share 16 tokens of the second step: b takes them and c "
+        f"gets none. Of their 3 blocks each b has 2 by then and c 1, so {num_free} are free and 3 of them "
+        f"promised; d, which comes now with one token, needs 1. Expected {expected}, got {second}. A prompt "
+        "that waits for its turn still has all of its way to go: promise the rest whether or not the request "
+        "gets tokens in this step."
     )
     sim.update()
     finish(sim, [])
@@ -258,7 +287,7 @@ def test_who_has_nothing_to_compute_does_not_hold_up_those_behind():
     finish(sim, [])
 
 
-@pytest.mark.points(2)
+@pytest.mark.points(1)
 @given(
     num_blocks=st.integers(5, 14),
     block_size=st.sampled_from([1, 2, 4]),

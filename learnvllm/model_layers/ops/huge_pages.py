@@ -2,8 +2,8 @@
 
 A decode step reads all weights once, in order. With pages of 4 KiB the CPU's prefetcher stops at the end of
 each and every page's address is looked up anew; large pages make the same kernel 5 to 15 % faster
-(https://docs.kernel.org/admin-guide/mm/transhuge.html). Upstream leaves this to the allocator it recommends
-(tcmalloc).
+(https://docs.kernel.org/admin-guide/mm/transhuge.html). Upstream leaves this to the allocator that it
+preloads, tcmalloc (vllm/platforms/cpu.py, CpuPlatform.check_and_update_config).
 """
 
 from __future__ import annotations

@@ -9,8 +9,11 @@ from typing import Any
 import yaml
 
 from learnvllm.study.catalogue import DAYS, Day
-from learnvllm.study.site import ROOT, log, pages, reference, translation, words
+from learnvllm.study.site import DOCS, ROOT, log, pages, reference, translation, words
 from learnvllm.study.site.words import Say
+
+FIRST = ("index.md", "your-code.md", "architecture.md", "performance.md")
+"""The order of the Start pages; others of docs/ itself follow, by name."""
 
 Nav = list[Any]
 """As mkdocs wants it: a list of paths, {title: path} and {title: list}."""
@@ -21,13 +24,18 @@ def navigation(tree: Iterable[str]) -> Nav:
     there = set(tree)
     days = [{f"{day.number} · {day.title}": found} for day in DAYS if (found := _day(day))]
     parts: Nav = [
-        {"Start": _existing(there, ["index.md", "your-code.md", "architecture.md", "performance.md"])},
+        {"Start": _existing(there, _start())},
         {"Days": days},
         {"Reference": _existing(there, reference.PAGES)},
         {"中文": _chinese(there)},
         {"Yours": _existing(there, (log.PROGRESS, log.JOURNAL))},
     ]
     return [part for part in parts if all(part.values())]
+
+
+def _start() -> list[str]:
+    names = sorted(path.name for path in DOCS.glob("*.md") if not path.name.endswith(translation.SUFFIX))
+    return [*FIRST, *(name for name in names if name not in FIRST)]
 
 
 def _existing(there: set[str], names: Iterable[str]) -> list[str]:
@@ -48,7 +56,7 @@ def _day(day: Day, say: Say = str) -> Nav:
 
 def _chinese(there: set[str]) -> Nav:
     """Start first, then in the order of the English pages. Notebooks there have English titles."""
-    found: Nav = ["index.md", "architecture.md", *(one for day in DAYS for one in _day(day, words.chinese))]
+    found: Nav = [*_start(), *(one for day in DAYS for one in _day(day, words.chinese))]
     parts: Nav = []
     for one in found:
         title, path = next(iter(one.items())) if isinstance(one, dict) else ("", one)
