@@ -318,7 +318,7 @@ def test_mod_02_a_wish_is_honoured_or_refused_with_the_reason(device_type: str, 
             assert len(reason) > 10
             with pytest.raises(ModelLoadError) as refused:
                 oracle.select_backend(config, backend.value)
-            assert f"moe_backend='{backend.value}': {reason}. Use auto: " in str(refused.value)
+            assert f"moe_backend='{backend.value}': {reason}. Use auto, which takes " in str(refused.value)
     with pytest.raises(ModelLoadError, match="none of that name. Use auto or one of cpu, grouped_mm"):
         oracle.select_backend(sizes(), "marlin")
 
