@@ -1,4 +1,4 @@
-"""One expert after the other, each with the tokens that chose it: the definition of what all others compute.
+"""One expert after the other, each with the tokens that chose it: what all others compute is defined here.
 
 Each expert is a plain linear layer of few tokens, so a step of many experts is many small products. Upstream:
 vllm/model_executor/layers/fused_moe/experts/fused_batched_moe.py (NaiveBatchedExperts, over tables).
