@@ -23,18 +23,17 @@ from learnvllm.model_layers.weights import RandomTensors, Weights
 
 
 def measure(computes: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Milliseconds of each at its fastest, taken in turns so that what else the machine does hits all alike;
-    at least 3 turns of all, and about `seconds`."""
-    best = dict.fromkeys(computes, float("inf"))
-    end, turn = time.perf_counter() + seconds, 0
-    while turn < 4 or time.perf_counter() < end:
-        for name, compute in computes.items():
+    """Milliseconds of each at its fastest, in `seconds` of its own and at least 3 calls. They take turns, so
+    that what else the machine does hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in computes}
+    waiting = list(computes)
+    while waiting:
+        for name in waiting:
             start = time.perf_counter()
-            compute()
-            if turn:  # the first warms up
-                best[name] = min(best[name], (time.perf_counter() - start) * 1e3)
-        turn += 1
-    return best
+            computes[name]()
+            times[name].append(time.perf_counter() - start)
+        waiting = [name for name in waiting if sum(times[name]) < seconds or len(times[name]) < 4]
+    return {name: min(taken[1:]) * 1e3 for name, taken in times.items()}  # the first warms up
 
 
 def main() -> None:
@@ -48,7 +47,7 @@ def main() -> None:
     parser.add_argument("--intermediate-size", type=int, default=512)
     parser.add_argument("--backends", nargs="+", default=[backend.value for backend in MoEBackend])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=2.0, help="per number of tokens")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per back end and number of tokens")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)

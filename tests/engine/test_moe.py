@@ -62,5 +62,7 @@ def test_a_back_end_that_cannot_is_refused_when_the_engine_starts(
     tiny_model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = with_backend(make_config(tiny_model("qwen3_moe").directory), "cpu", kernels="torch")
-    with pytest.raises(ModelLoadError, match="moe_backend='cpu': compiled kernels are off.*Use auto: naive"):
+    with pytest.raises(
+        ModelLoadError, match="moe_backend='cpu': compiled kernels are off.*Use auto, which takes naive"
+    ):
         build_engine_core(config)

@@ -7,6 +7,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from learnvllm.architecture.config import DeviceConfig
+from learnvllm.architecture.config import DeviceConfig, MoEBackendName
 from learnvllm.architecture.errors import ConfigError, ModelLoadError
 from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.architecture.moe_config import MoEConfig
@@ -317,9 +318,13 @@ def test_mod_02_a_wish_is_honoured_or_refused_with_the_reason(device_type: str, 
             assert len(reason) > 10
             with pytest.raises(ModelLoadError) as refused:
                 oracle.select_backend(config, backend.value)
-            assert f"moe_backend='{backend.value}': {reason}. Use auto: " in str(refused.value)
+            assert f"moe_backend='{backend.value}': {reason}. Use auto, which takes " in str(refused.value)
     with pytest.raises(ModelLoadError, match="none of that name. Use auto or one of cpu, grouped_mm"):
         oracle.select_backend(sizes(), "marlin")
+
+
+def test_the_flag_names_what_the_oracle_knows() -> None:
+    assert get_args(MoEBackendName) == ("auto", *(backend.value for backend in MoEBackend))
 
 
 def test_every_kernel_explains_itself() -> None:

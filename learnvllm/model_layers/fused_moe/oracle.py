@@ -94,7 +94,8 @@ class UnquantizedMoEOracle:
         if wish is not None:
             reason = _EXPERTS[wish].unsupported_reason(config)
             if reason is not None:
-                raise _refusal(name, f"{reason}. Use auto: {self.select_backend(config)}")
+                taken = self.select_backend(config).backend.value
+                raise _refusal(name, f"{reason}. Use auto, which takes {taken} here")
             return Selection(wish, wished=True)
         rejected: list[tuple[MoEBackend, str]] = []
         for backend in self.get_priority_backends(config):

@@ -1,7 +1,7 @@
 """Tokens sorted by expert, then our own CPU kernel over blocks of them, weights in half precision or exact.
 
-Each expert's weights are read once a step however few tokens it has, and all experts are one call. Upstream
-namesake: vllm/model_executor/layers/fused_moe/experts/cpu_moe.py (CPUExperts).
+Each expert's weights are read once a step however few tokens it has, and all experts are one call. Upstream:
+vllm/model_executor/layers/fused_moe/experts/cpu_moe.py, csrc/cpu/cpu_fused_moe.cpp.
 """
 
 from __future__ import annotations

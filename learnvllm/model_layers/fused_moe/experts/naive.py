@@ -1,7 +1,7 @@
-"""One expert after the other, each with the tokens that chose it: the definition of what all others compute.
+"""One expert after the other, each with the tokens that chose it: what all others compute is defined here.
 
-Each expert is a plain linear layer of few tokens, so a step of many experts is many small products. Upstream
-namesake: vllm/model_executor/layers/fused_moe/experts/cpu_moe.py (its loop over experts).
+Each expert is a plain linear layer of few tokens, so a step of many experts is many small products. Upstream:
+vllm/model_executor/layers/fused_moe/experts/fused_batched_moe.py (NaiveBatchedExperts, over tables).
 """
 
 from __future__ import annotations
