@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learnvllm.study.bounded_text import cut
+from learnvllm.study.returned_none import who_returned_none
 
 KEPT_MESSAGE = 4000
 NOT_WRITTEN = "TODO: "
@@ -72,7 +73,13 @@ def _told(error: BaseException, subject: Path) -> str:
     elif name == "Failed":  # pytest.fail and pytest.raises
         said = text
     else:
-        said = (f"{name}: {text}" if text else name) + _user(error, subject)
+        said = f"{name}: {text}" if text else name
+        user = _user(error, subject)
+        if (function := who_returned_none(error, subject)) is not None:
+            said = f"{function} returned None, which cannot be used here ({said})"
+        elif user:
+            said += "\n  raised by what uses your code, not in your file: what did your code give it?"
+        said += user
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("You can reproduce")]
     return "\n".join([said + _where(error, subject), *(note.strip() for note in notes if note.strip())])
 
@@ -86,15 +93,13 @@ def _asserted(error: BaseException) -> str:
 
 
 def _user(error: BaseException, subject: Path) -> str:
-    """An error that no line of the learner's raised: the grader's line that could not use what came of it."""
+    """The grader's line that could not use what came of the learner's code, where none of theirs raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame for frame in frames if Path(frame.filename).name == "test_exercise.py"]
-    if not lines or any(Path(frame.filename) == subject for frame in frames):
+    paths = [Path(frame.filename) for frame in frames]
+    lines = [f for f, p in zip(frames, paths) if p.name == "test_exercise.py" or p.parent.name == "support"]
+    if not lines or subject in paths:
         return ""
-    return (
-        f"\n  raised by what uses your code, not in your file: does it return what its signature says?\n"
-        f"  {Path(lines[-1].filename).name}, line {lines[-1].lineno}: {lines[-1].line}"
-    )
+    return f"\n  {Path(lines[-1].filename).name}, line {lines[-1].lineno}: {lines[-1].line}"
 
 
 def _where(error: BaseException, subject: Path) -> str:

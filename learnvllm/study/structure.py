@@ -40,7 +40,21 @@ def mistakes(exercise: Exercise, *, learner: bool = False) -> list[str]:
             found.append(str(error))
     omitted = {blank.member for blank in exercise.blanks if blank.omit}
     found += _surface_differences(surface(starter), surface(solution), omitted)
+    found += _sends_to_solutions(exercise)
     return found + list(_wrong_files(exercise)) + list(_wrong_links(exercise))
+
+
+def _sends_to_solutions(exercise: Exercise) -> Iterator[str]:
+    """A text that names the file of a solution, its own or another's: who looks there has read it."""
+    solutions = {path.replace(".", "/") + ".py" for path in (other.module for other in load_exercises())}
+    texts = {name: getattr(exercise, name) for name in ("title", "summary", "out_of_scope")}
+    texts |= {f"the TODO of {blank.member}": blank.todo for blank in exercise.blanks}
+    for path in (exercise.test_path, *support_files(exercise)):
+        texts[path.name] = read_bytes(path).decode() if path.is_file() else ""
+    for where, text in texts.items():
+        for named in sorted(set(re.findall(r"[\w/]+\.py\b", text))):
+            if any(f"/{solution}".endswith(f"/{named}") for solution in solutions):
+                yield f"{where} sends to {named}, where a solution stands: say it there, or name a page"
 
 
 def surface(source: str) -> dict[str, str]:

@@ -227,6 +227,31 @@ def test_a_section_that_a_failure_names_is_on_the_page(tiny: Exercise, message: 
     assert structure.mistakes(tiny) == ([] if known else [lost])
 
 
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("learnvllm/architecture/math_utils.py", True),
+        ("math_utils.py", True),
+        ("vllm/utils/math_utils.py", False),
+        ("learnvllm/architecture/errors.py", False),
+    ],
+)
+@pytest.mark.parametrize("where", ["summary", "the TODO of cdiv", "test_exercise.py"])
+def test_no_text_sends_to_the_file_of_a_solution(tiny: Exercise, where: str, named: str, told: bool) -> None:
+    file, said = ("test_exercise.py", "exact") if where.endswith(".py") else ("exercise.toml", "Round up.")
+    path = tiny.folder / file
+    said = "Rounds up." if where == "summary" else said
+    path.write_text(path.read_text("utf-8").replace(f'"{said}"', f'"{said} See {named}."'), "utf-8")
+    mistake = f"{where} sends to {named}, where a solution stands: say it there, or name a page"
+    assert (mistake in structure.mistakes(find_exercise(tiny.id))) is told
+
+
+def test_a_hint_may_send_there(tiny: Exercise) -> None:
+    path = tiny.folder / "exercise.toml"
+    path.write_text(path.read_text("utf-8").replace('"three"', '"see math_utils.py"'), "utf-8")
+    assert not any("a solution stands" in mistake for mistake in structure.mistakes(find_exercise(tiny.id)))
+
+
 def test_a_solved_starter_is_told(tiny: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dev_check, "render_starter", render_solution)
     assert "the starter passes: there is nothing to do" in checked(tiny).mistakes

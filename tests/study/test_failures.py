@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from exercises.support.refusal import refuses
+from exercises.support.sequences import difference
 from learnvllm.kv_cache import invariants as of_blocks
 from learnvllm.scheduling import invariants as of_requests
 from learnvllm.study.failures import explain
@@ -16,7 +17,7 @@ from learnvllm.study.failures import explain
 def raised(code: str, path: Path, **names: Any) -> BaseException:
     """What `code` raises, as if it stood in that file."""
     path.write_text(code, "utf-8")
-    with pytest.raises((AssertionError, TypeError)) as caught:
+    with pytest.raises((AssertionError, AttributeError, TypeError)) as caught:
         exec(compile(code, str(path), "exec"), names)
     return caught.value
 
@@ -79,3 +80,59 @@ def test_what_must_be_refused_is_told_by_its_call() -> None:
 
     with pytest.raises(NotImplementedError):  # a RuntimeError, and yet no refusal
         refuses(RuntimeError, open_member, "")
+
+
+OPEN = """
+class Collector:
+    def take(self): ...
+    def other(self): ...
+    @property
+    def count(self): ...
+    async def get(self): ...
+def merge(old): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "function"),
+    [
+        ("first, second = collector.take()", "Collector.take"),
+        ("collector.take().outputs", "Collector.take"),
+        ("merge(3)[0]", "merge"),
+        ("for block in merge(3): pass", "merge"),
+        ("[block for block in merge(3)]", "merge"),
+        ("len(collector.take())", "Collector.take"),
+        ("1 + collector.count", "Collector.count"),
+        ("collector.count >= 1", "Collector.count"),
+        ("-holder['c'].count", None),  # to know whose it is, something would have to be run
+        ("taken = merge(1)\ntaken.text", "merge"),
+        ("taken, more = collector.take(), 3\n(\n    more,\n    taken.text,\n)", "Collector.take"),
+        ("taken = merge(1)\ntaken = None\ntaken.text", None),  # not theirs
+        ("taken = merge(1)\nprint(taken)\nNone + 1", None),
+        ("collector.take() + merge(1)", None),  # either
+        ("len(3, merge(1))", None),  # another TypeError
+        ("async def session(): (await collector.get()).text\nsession().send(None)", "Collector.get"),
+    ],
+)
+def test_a_function_that_returned_none_is_named(tmp_path: Path, use: str, function: str | None) -> None:
+    subject, grader = tmp_path / "exercise.py", tmp_path / "test_exercise.py"
+    subject.write_text(OPEN, "utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(OPEN, str(subject), "exec"), names)
+    collector = names["Collector"]()
+    error = raised(use, grader, collector=collector, merge=names["merge"], holder={"c": collector})
+    told = explain(error, subject).message
+    said = f"{type(error).__name__}: {error}"
+    if function:
+        assert told.startswith(f"{function} returned None, which cannot be used here ({said})\n  test_exer")
+    else:
+        assert told.startswith(f"{said}\n  raised by what uses your code")
+
+
+def test_sequences_are_shown_from_where_they_differ() -> None:
+    expected, got = list(range(20)), [*range(8), 9, 8, *range(10, 20)]
+    assert difference(expected, got) == (
+        "the first 8 agree, then [8, 9, 10, 11, 12, 13, …] is expected, and [9, 8, 10, 11, 12, 13, …] came"
+    )
+    assert difference([1], [2]) == "from the start [1] is expected, and [2] came"
+    assert difference([1, 2], [1]) == "the first 1 agree, then [2] is expected, and [] came"

@@ -67,8 +67,9 @@ class Request:
 
     @classmethod
     def from_engine_core_request(cls, r: EngineCoreRequest, block_hasher: BlockHasher | None) -> Request:
-        # TODO: Every field of the message (EngineCoreRequest, learnvllm/architecture/messages.py), and the
-        # hasher, to the constructor. The ids that end a sequence become a tuple.
+        # TODO: Every field of the message, and the hasher, to the constructor. The message has request_id,
+        # prompt_token_ids, sampling_params, eos_token_ids, arrival_time, priority, cache_salt and
+        # client_index. The ids that end a sequence become a tuple.
         raise NotImplementedError("TODO: Request.from_engine_core_request")
 
     @property

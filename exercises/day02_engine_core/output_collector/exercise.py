@@ -45,6 +45,6 @@ class RequestOutputCollector:
 def merge_outputs(old: RequestOutput, new: RequestOutput, delta: bool) -> RequestOutput:
     """One output that says what `old`, then `new` said. Completions are matched by index."""
     # TODO: Completions by index: one that only `old` has stays, one that only `new` has is added, one that
-    # both have is joined (delta) or replaced. The rest is new's, except prompt_logprobs that only old has.
-    # `dataclasses.replace` makes the result.
+    # both have is joined (delta) or replaced; the result has them in the order of their index. The rest is
+    # new's, except prompt_logprobs that only old has. `dataclasses.replace` makes the result.
     raise NotImplementedError("TODO: merge_outputs")

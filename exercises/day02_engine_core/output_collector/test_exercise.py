@@ -191,10 +191,11 @@ def test_an_error_displaces_outputs_and_stays(puts_before, puts_after) -> None:
     except EngineDeadError:
         got = "EngineDeadError raised"
     except ValueError:
-        got = "the second error raised; the first says why, and stays"
+        got = "ValueError raised"
     assert got == "EngineDeadError raised", lesson(
-        "An error reaches the client whatever came before or after it, and it is raised, not returned.",
-        case=f"{puts_before} outputs, the error, {puts_after} outputs",
+        "An error reaches the client whatever came before or after it, and it is raised, not returned. Of "
+        "two errors the first says why, and stays.",
+        case=f"puts of {puts_before} outputs, EngineDeadError, {puts_after} outputs, ValueError; then a take",
         expected="EngineDeadError raised",
         got=got,
         read=READ,

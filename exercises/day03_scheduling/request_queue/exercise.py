@@ -2,10 +2,9 @@
 
 Two queues behind one contract: first come first served, and by priority. Adding and taking is the easy part.
 Clients hang up in any order, so anybody must be able to leave from anywhere, and with thousands waiting
-nobody may walk through all of them for that.
+nobody may walk through all of them for that. The contract is the table in concepts.md, under "Who is next".
 
-Not asked: Threads: one loop owns the queue. The contract is RequestQueue in
-learnvllm/scheduling/request_queue.py.
+Not asked: Threads: one loop owns the queue.
 
 Read: docs/topics/scheduling/concepts.md
 Check: learnvllm check scheduling.request_queue

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.day03 import CONCEPTS, finish, simulation
 from support.refusal import refuses
+from support.sequences import difference
 
 from learnvllm.architecture.request import Request
 from learnvllm.architecture.sampling_params import SamplingParams
@@ -210,8 +211,9 @@ def test_when_most_have_left_the_most_urgent_is_still_next():
     rest = sorted(requests[3::4])
     got = [queue.pop_request() for _ in rest]
     assert got == rest, (
-        f"Of 100 requests 75 left; the others must come by priority: {names(rest)[:6]}… but came "
-        f"{names(got)[:6]}…. A list that was rebuilt is a heap only after heapify."
+        f"Of 100 requests 75 left; the others must come by priority: "
+        f"{difference(described(rest), described(got))}. A list from which somebody was taken out, or that "
+        "was rebuilt, is a heap only after heapify."
     )
 
 

@@ -27,6 +27,11 @@ def ids(blocks):
     return [block.block_id for block in blocks]
 
 
+def shown(block):
+    """A block without its 32 bytes of name."""
+    return "no block" if block is None else f"block {getattr(block, 'block_id', block)}"
+
+
 def pool_with_names(*contents, num_blocks=None):
     """A pool whose blocks have been held once, named by content, and let go in that order."""
     pool = BlockPool(num_blocks or len(contents) + 1, True)
@@ -77,7 +82,8 @@ def test_a_free_block_is_found_until_it_is_handed_out_and_then_never_again():
     pool, (block,) = pool_with_names("a")
     assert pool.get_cached_block(name_of("a")) is block, (
         "A block that nobody holds keeps its content and its name: the free memory *is* the prefix cache. "
-        f"Expected block {block.block_id} under its name, got {pool.get_cached_block(name_of('a'))}. {READ}"
+        f"Expected block {block.block_id} under its name, got {shown(pool.get_cached_block(name_of('a')))}. "
+        f"{READ}"
     )
     (again,) = pool.get_new_blocks(1)
     assert again is block, (
@@ -95,7 +101,7 @@ def test_a_free_block_is_found_until_it_is_handed_out_and_then_never_again():
     pool.cache_full_blocks([block], [name_of("b")])
     found = pool.get_cached_block(name_of("b"))
     assert found is block, (
-        f"Block {block.block_id} has new content and its name: it must be found under it, got {found}."
+        f"Block {block.block_id} has new content and its name: it must be found under it, got {shown(found)}."
     )
 
 
@@ -155,7 +161,8 @@ def test_one_name_belongs_to_one_block_and_the_first_keeps_it():
     pool.cache_full_blocks([second, third], [name_of("a"), name_of("c")])
     found = pool.get_cached_block(name_of("a"))
     assert found is first, (
-        f"Two blocks, one content: the first, {first.block_id}, keeps the name, which leads to {found}."
+        f"Two blocks, one content: the first, {first.block_id}, keeps the name, which leads to "
+        f"{shown(found)}."
     )
     assert second.block_hash is None, (
         f"Block {second.block_id} offered a name that block {first.block_id} already has, so it stays "
@@ -173,7 +180,7 @@ def test_one_name_belongs_to_one_block_and_the_first_keeps_it():
     found = pool.get_cached_block(name_of("a"))
     assert found is first, (
         f"Block {second.block_id}, which has no name, was handed out; the name of block {first.block_id} "
-        f"must still lead to it, it leads to {found}."
+        f"must still lead to it, it leads to {shown(found)}."
     )
     refuses(
         RuntimeError,
@@ -192,7 +199,7 @@ def test_groups_have_names_of_their_own_and_the_null_block_has_none():
     found = [pool.get_cached_block(name_of("a"), group) for group in (0, 1)]
     assert found == [full, window], (
         "The same tokens have different KV in each cache group, so each group has names of its own: expected "
-        f"blocks {ids([full, window])} for groups 0 and 1, got {found}."
+        f"blocks {ids([full, window])} for groups 0 and 1, got {list(map(shown, found))}."
     )
     assert pool.get_cached_block(name_of("x"), 1) is None, (
         "The null block holds nothing, so nothing may lead to it."
@@ -205,6 +212,13 @@ def test_groups_have_names_of_their_own_and_the_null_block_has_none():
     pool.free_blocks([full])
     pool.get_new_blocks(2)
     assert pool.get_cached_block(name_of("a"), 1) is window, "Evicting in group 0 must leave group 1 alone."
+    pool.free_blocks([window])
+    pool.get_new_blocks(1)
+    found = pool.get_cached_block(name_of("a"), 1)
+    assert found is None, (
+        f"Block {window.block_id}, named in group 1, has been handed out: its name must be forgotten in the "
+        f"map of its own group, and still leads to {shown(found)}."
+    )
 
 
 @pytest.mark.points(1)
@@ -218,13 +232,15 @@ def test_reset_forgets_everything_but_only_while_nothing_is_held():
     found = pool.get_cached_block(name_of("b"))
     assert found is b, (
         f"A reset that was refused forgets nothing: block {b.block_id} must be found under its "
-        f"name, got {found}."
+        f"name, got {shown(found)}."
     )
     pool.free_blocks([a])
     done = pool.reset_prefix_cache()
     assert done is True, f"When nothing is held, reset_prefix_cache() must return True; got {done!r}."
     found = [pool.get_cached_block(name_of(x)) for x in "ab"]
-    assert found == [None, None], f"After a reset no name leads anywhere: expected [None, None], got {found}."
+    assert found == [None, None], (
+        f"After a reset no name leads anywhere: expected [None, None], got {list(map(shown, found))}."
+    )
     assert not any(block.reused for block in pool.blocks), "Reuse is forgotten with the content."
     blocks = pool.get_new_blocks(2)
     pool.cache_full_blocks(blocks, [name_of("c"), name_of("d")])
@@ -355,7 +371,8 @@ class PoolMachine(RuleBasedStateMachine):
             )
             named = block_id in self.names
             assert (block.block_hash is not None) == named, self.say(
-                f"block {block_id} must {'have its' if named else 'have no'} name, it is {block}"
+                f"block {block_id} must have {'its' if named else 'no'} name, and has "
+                f"{'none' if named else 'one'}"
             )
         for group in (0, 1):
             for content in range(4):
@@ -363,7 +380,7 @@ class PoolMachine(RuleBasedStateMachine):
                 owner = [i for i, name in self.names.items() if name == (group, content)]
                 assert ([] if found is None else [found.block_id]) == owner, self.say(
                     f"content {content} of group {group} is in block {owner or 'none'}, the pool finds "
-                    f"{found}"
+                    f"{shown(found)}"
                 )
         assert [i for i in queue if i in self.names] == self.named_free, self.say(
             f"content must be evicted in the order {self.named_free}, the queue is {queue}"
