@@ -1,6 +1,7 @@
 """Grader of never_finished: a client that reads messages off the wire learns of every end."""
 
 import inspect
+import itertools
 
 import msgspec
 import pytest
@@ -115,12 +116,22 @@ def test_a_client_learns_of_the_other_ends(monkeypatch, limits, length, reason, 
 @pytest.mark.points(1)
 @pytest.mark.parametrize("reason", [None, *FinishReason], ids=str)
 def test_finished_means_that_there_is_a_reason(reason):
-    for tokens in ([], [1, 2]):
-        message = sent(Output("r", tokens, finish_reason=reason))
+    error = subject.RemoteError("ValidationError", "no", "top_p", 7)
+    others = [
+        {},
+        {"error": error},
+        {"stop_reason": 9},
+        {"events": [EngineCoreEvent(EngineCoreEventType.QUEUED, 2.5)]},
+    ]
+    for tokens, other in itertools.product(([], [1, 2]), others):
+        message = sent(Output("r", tokens, finish_reason=reason, **other))
         assert message.finished is (reason is not None), lesson(
             "A request has ended when there is a reason, whichever it is, with or without a token in the "
-            "message.",
-            case=f"finish_reason={reason!s}, new_token_ids={tokens}",
+            "message, and whatever else it says: a refused request ends with an error, too.",
+            case=", ".join(
+                f"{name}={value}"
+                for name, value in {"finish_reason": reason, "new_token_ids": tokens, **other}.items()
+            ),
             expected=reason is not None,
             got=message.finished,
             read="messages",
