@@ -127,7 +127,7 @@ def test_what_is_streamed_is_the_text_before_the_stop_string(text, stops, includ
     )
 
 
-@pytest.mark.points(2)
+@pytest.mark.points(1)
 def test_no_piece_of_a_stop_string_is_ever_streamed() -> None:
     deltas, stop, _ = stream("ab<en<end>cd", stop=["<end>"])
     expected = ["a", "b", "", "", "", "<en", "", "", "", ""]
@@ -135,6 +135,20 @@ def test_no_piece_of_a_stop_string_is_ever_streamed() -> None:
         "Text is held back while it could become the stop string, and given out with the token that says "
         "it cannot.",
         case='the letters of "ab<en<end>cd", stop "<end>"',
+        expected=(expected, "<end>"),
+        got=(deltas, stop),
+        read=READ,
+    )
+
+
+@pytest.mark.points(1)
+def test_a_stop_string_that_is_included_holds_nothing_back() -> None:
+    deltas, stop, _ = stream("ab<end>cd", stop=["<end>"], include_stop_str_in_output=True)
+    expected = [*"ab<end>"]
+    assert (deltas, stop) == (expected, "<end>"), lesson(
+        "With include_stop_str_in_output every piece of a stop string is output anyway, so a reader need not "
+        "wait for it.",
+        case='the letters of "ab<end>cd", stop "<end>", included',
         expected=(expected, "<end>"),
         got=(deltas, stop),
         read=READ,
