@@ -186,13 +186,15 @@ def step_with(**fields) -> SchedulerOutput:
 )
 def test_workers_get_only_steps_with_news_and_the_scheduler_gets_every_step_back(fields, is_sent) -> None:
     core = build_core(EngineCore)
-    step, sent, taken_in = step_with(**fields), [], []
+    step, sent, taken_in, ended = step_with(**fields), [], [], []
     answer = ModelRunnerOutput(["a"], [[7]])
     message = {0: EngineCoreOutputs()}
     core.scheduler.has_requests = lambda: True
     core.scheduler.schedule = lambda: step
     core.scheduler.update_from_output = lambda s, output: taken_in.append((s, output.req_ids)) or message
-    core.executor.execute_model = lambda s, non_block=False: sent.append(s) or answer
+    core.executor.execute_model = lambda s, non_block=False: sent.append(non_block) or answer
+    core.take_aborts = lambda: ["gone"]
+    core.scheduler.finish_requests = lambda request_ids, status: ended.extend(request_ids)
     outputs, executed = core.step()
     case = f"a step with {fields or 'nothing in it'}"
     assert bool(sent) == is_sent, lesson(
@@ -202,6 +204,22 @@ def test_workers_get_only_steps_with_news_and_the_scheduler_gets_every_step_back
         expected="sent" if is_sent else "not sent",
         got="sent" if sent else "not sent",
         read="the-loop",
+    )
+    assert not any(sent), lesson(
+        "step() has nothing else to do, so the executor itself may wait for the workers: non_block is True "
+        "only for steps that others overtake.",
+        case=case,
+        expected="non_block=False",
+        got="non_block=True",
+        read="the-loop",
+    )
+    assert ended == ["gone"], lesson(
+        "Whoever is asked for aborts gives each out once, so those that come with any step must be heard, "
+        "with one without tokens as well.",
+        case=f"{case}; a request is aborted meanwhile",
+        expected=["gone"],
+        got=ended,
+        read="aborts",
     )
     expected = [(step, ["a"] if is_sent else [])]
     assert taken_in == expected, lesson(
