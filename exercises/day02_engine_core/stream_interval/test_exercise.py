@@ -102,7 +102,16 @@ def test_the_first_token_at_once_then_whole_intervals_then_the_rest(kind, steps,
 def test_no_client_can_tell_from_what_it_has_in_the_end(kind, steps, interval) -> None:
     def whole(interval: int):
         outputs = [o.outputs[0] for o in stream(steps, output_kind=kind, stream_interval=interval)]
+        at = 0
         for o in outputs:
+            at += len(o.token_ids) if kind is DELTA else len(o.token_ids) - at
+            assert o.cumulative_logprob == -0.5 * at, lesson(
+                "cumulative_logprob is that of the whole completion so far, in a delta as well.",
+                case=f"{kind.name}, interval {interval}, {at} tokens so far, each of log-probability -0.5",
+                expected=-0.5 * at,
+                got=o.cumulative_logprob,
+                read=READ,
+            )
             assert [next(iter(entry)) for entry in o.logprobs] == o.token_ids, lesson(
                 "Entry i of an output's log-probabilities belongs to its token i.",
                 case=f"{kind.name}, interval {interval}, tokens per step {steps}",
@@ -258,12 +267,14 @@ def test_what_it_saves() -> None:
         outputs = stream([1] * 256, output_kind=kind, stream_interval=interval)
         return len(outputs), sum(len(output.outputs[0].token_ids) for output in outputs)
 
-    got = {(kind.name, n): cost(kind, n) for kind in (DELTA, CUMULATIVE) for n in (1, 8)}
+    got = {(kind.name, n): cost(kind, n) for kind in (DELTA, CUMULATIVE) for n in (1, 8, 100)}
     expected = {
         ("DELTA", 1): (256, 256),
         ("DELTA", 8): (33, 256),
+        ("DELTA", 100): (4, 256),
         ("CUMULATIVE", 1): (256, 256 * 257 // 2),
         ("CUMULATIVE", 8): (33, sum(range(1, 256, 8)) + 256),
+        ("CUMULATIVE", 100): (4, 1 + 101 + 201 + 256),
     }
     assert got == expected, lesson(
         "With N = 8 an answer of 256 tokens takes 1 + 31 + 1 outputs instead of 256, and cumulative ones "
