@@ -205,6 +205,17 @@ def test_special_tokens_are_skipped_or_shown(skip) -> None:
         got=got,
         read=READ,
     )
+    invalid, letter = [3 + 0xC3, 3 + 0xA9, 3 + 0xFF], ids_of(FALLBACK, "ab")[-1]
+    token_ids = [*invalid, letter, FALLBACK.eos_token_id, letter]
+    got = ascii_only("".join(pieces(FALLBACK, token_ids, ids_of(FALLBACK, "a"), skip_special=skip)))
+    expected = "bb" if skip else "b</s>b"
+    assert got == expected, lesson(
+        "That holds for the new stream after a recovery as well.",
+        case=f"bytes that are no UTF-8, then b, </s>, b with skip_special_tokens={skip}; the ASCII in it",
+        expected=expected,
+        got=got,
+        read=READ,
+    )
 
 
 def ascii_only(text: str) -> str:
