@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learnvllm.study.bounded_text import cut
-from learnvllm.study.returned_none import who_returned_none
+from learnvllm.study.returned_none import complains_of_none, never_give_a_value, who_returned_none
 
 KEPT_MESSAGE = 4000
 NOT_WRITTEN = "TODO: "
@@ -67,6 +67,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _told(error: BaseException, subject: Path) -> str:
     name = type(error).__name__
     text = text_of(error)
+    after: list[str] = []
     if isinstance(error, AssertionError):
         # A message that the grader wrote says it all; pytest's "assert 3 == 0" below it would only repeat it.
         said = text.partition("\nassert ")[0] or _asserted(error)
@@ -80,8 +81,12 @@ def _told(error: BaseException, subject: Path) -> str:
         elif user:
             said += "\n  raised by what uses your code, not in your file: what did your code give it?"
         said += user
+        if function is None and complains_of_none(error) and (silent := never_give_a_value(subject)):
+            after = [f"  in your file nothing but None comes from {', '.join(silent)}"]
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("You can reproduce")]
-    return "\n".join([said + _where(error, subject), *(note.strip() for note in notes if note.strip())])
+    return "\n".join(
+        [said + _where(error, subject), *after, *(note.strip() for note in notes if note.strip())]
+    )
 
 
 def _asserted(error: BaseException) -> str:

@@ -85,11 +85,10 @@ def test_what_must_be_refused_is_told_by_its_call() -> None:
 OPEN = """
 class Collector:
     def take(self): ...
-    def other(self): ...
     @property
     def count(self): ...
     async def get(self): ...
-def merge(old): ...
+def merge(old) -> int: return None
 """
 
 
@@ -127,6 +126,34 @@ def test_a_function_that_returned_none_is_named(tmp_path: Path, use: str, functi
         assert told.startswith(f"{function} returned None, which cannot be used here ({said})\n  test_exer")
     else:
         assert told.startswith(f"{said}\n  raised by what uses your code")
+        assert ("\n  in your file" in told) == ("NoneType" in said)
+
+
+FORGOTTEN = """
+class Queue:
+    def __init__(self): self.list = []
+    def __iter__(self) -> Iterator[int]:
+        "A docstring."
+        def inner() -> int: return 3
+        inner()
+    def peek(self) -> int: raise NotImplementedError("TODO: Queue.peek")
+    def pop(self) -> int | None:
+        if self.list: return self.list.pop()
+    def walk(self) -> Iterator[int]: yield from self.list
+    def add(self, n: int) -> None: self.list.append(n)
+    def abstract(self) -> int: ...
+async def get() -> int: return None
+"""
+
+
+def test_functions_without_a_value_are_named_where_nobody_knows_who_it_was(tmp_path: Path) -> None:
+    subject = tmp_path / "exercise.py"
+    subject.write_text(FORGOTTEN, "utf-8")
+    error = raised("rows = [None]\nlen(rows[0])\n", tmp_path / "test_exercise.py")
+    told = explain(error, subject).message
+    assert told.endswith("\n  in your file nothing but None comes from Queue.__iter__, get")
+    other = raised("1 + ''\n", tmp_path / "test_exercise.py")
+    assert "in your file nothing" not in explain(other, subject).message
 
 
 def test_sequences_are_shown_from_where_they_differ() -> None:
