@@ -136,14 +136,29 @@ def _mute_checks(exercise: Exercise) -> Iterator[str]:
     for path in (exercise.test_path, *support_files(exercise)):
         for node in ast.walk(ast.parse(read_bytes(path))):
             where = f"{path.name}, line {getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Assert) and node.msg is None:
-                yield f"{where}: an assert without a message; say what is expected and what came"
-            if isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.raises":
+            if _is_mute(node):
+                yield f"{where}: a check without a message; say what is expected and what came"
+            if _takes_raises(node):
                 yield f"{where}: pytest.raises does not say which call: use refuses of support.refusal"
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "lesson":
                 missing = {"expected", "got", "read"} - {keyword.arg for keyword in node.keywords}
                 if missing:  # on a failure only, a TypeError would take the message's place
                     yield f"{where}: lesson() without {', '.join(sorted(missing))}"
+
+
+def _is_mute(node: ast.AST) -> bool:
+    """An assert, a raised AssertionError or pytest.fail that says nothing."""
+    if isinstance(node, ast.Assert):
+        return node.msg is None or (isinstance(node.msg, ast.Constant) and not node.msg.value)
+    if isinstance(node, ast.Raise) and node.exc is not None:
+        return ast.unparse(node.exc) in ("AssertionError", "AssertionError()")
+    return isinstance(node, ast.Call) and ast.unparse(node) == "pytest.fail()"
+
+
+def _takes_raises(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom) and node.module == "pytest":
+        return any(alias.name == "raises" for alias in node.names)
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.raises"
 
 
 def _mistakes_of_messages(exercise: Exercise) -> Iterator[str]:
