@@ -161,7 +161,30 @@ def test_a_refusal_changes_nothing():
     manager.check_invariants([first])
 
 
-@pytest.mark.points(2)
+@pytest.mark.points(1)
+def test_who_gave_way_finds_its_own_output_again():
+    manager = make_manager()
+    request = make_request("a", range(6))
+    admit(manager, request)
+    for token in range(6, 12):
+        request.append_output_token_ids([token])
+        assert manager.allocate_slots(request, 1) is not None, (
+            f"Token {request.num_tokens} of a request needs a block at most, and was refused with "
+            f"{manager.block_pool.get_num_free_blocks()} blocks free."
+        )
+        request.num_computed_tokens += 1
+    manager.free(request)
+    request.num_computed_tokens, request.num_preemptions = 0, 1
+    found = hit(manager, request)
+    assert found == 8, (
+        "A request with a prompt of 6 tokens and 6 of output gave way and comes back. All of its 12 tokens "
+        "are known and its 3 blocks of 4 have names; the last token is left to compute, so the hit is 8 "
+        f"tokens, not {found}. To the cache output is text like the prompt: whoever counts the prompt alone "
+        f"computes long answers anew after every preemption. {READ}"
+    )
+
+
+@pytest.mark.points(1)
 def test_a_hit_in_the_free_queue_is_not_free_for_others():
     manager = make_manager(num_blocks=4)
     first = make_request("a", range(12))
@@ -209,6 +232,13 @@ def test_a_first_chunk_waits_when_the_rest_would_not_fit():
     assert manager.allocate_slots(request, 4, full_sequence_must_fit=True) is None, (
         "3 blocks are free and the whole prompt of 16 tokens needs 4: with full_sequence_must_fit the first "
         "chunk must wait, or it is computed, preempted and computed again."
+    )
+    came_back = make_request("b", range(6))
+    came_back.append_output_token_ids(range(6, 16))
+    assert manager.allocate_slots(came_back, 4, full_sequence_must_fit=True) is None, (
+        "A request with a prompt of 6 tokens and 10 of output gave way and comes back: 16 tokens are known "
+        "and need 4 blocks, 3 are free. What must fit is all that is known, not the prompt: it would be "
+        "preempted again before it has a new token."
     )
     added = manager.allocate_slots(request, 4)
     assert added is not None, "A chunk of 4 tokens needs 1 block, 3 are free, and it was refused."

@@ -81,6 +81,7 @@ UNSEEN: dict[str, set[str]] = {
         "prompt log-probabilities skipped",
         "hits counted as free",
         "reservation binds those who need nothing",
+        "only the prompt must fit",
     },
     "sliding_window": {
         "a negative number of tokens",
