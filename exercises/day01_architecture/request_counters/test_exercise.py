@@ -141,6 +141,15 @@ def test_nothing_of_a_message_is_lost_on_the_way_in():
         got=salt,
         read="messages",
     )
+    first = EngineCoreRequest("r", [1], params, arrival_time=0.0)
+    got = Request.from_engine_core_request(first, None).arrival_time
+    assert got == 0.0, lesson(
+        "0.0 is a time of arrival, as in every simulation that counts from its beginning: only None means "
+        "that nobody has noted one.",
+        expected=0.0,
+        got=got,
+        read="messages",
+    )
 
 
 @pytest.mark.points(2)
