@@ -105,6 +105,11 @@ def test_what_is_left_to_compute_counts_tokens_in_flight():
     )
 
 
+def shortened(names):
+    """Blocks' names as a message can show them."""
+    return [name.hex()[:6] for name in names]
+
+
 @pytest.mark.points(2)
 def test_nothing_of_a_message_is_lost_on_the_way_in():
     params = SamplingParams(max_tokens=4)
@@ -126,6 +131,8 @@ def test_nothing_of_a_message_is_lost_on_the_way_in():
     }
     for name, consequence in breaks.items():
         got, expected = getattr(request, name), getattr(reference, name)
+        if name == "block_hashes":  # 32 bytes each
+            got, expected = shortened(got), shortened(expected)
         assert got == expected, lesson(
             f"{name} must come in with the message, or {consequence}.",
             expected=expected,
@@ -164,9 +171,7 @@ def test_full_blocks_are_named_once_and_in_order(length, chunks):
     whole = reference_module.Request(
         "w", tokens[:at], SamplingParams(max_tokens=50), block_hasher=make_block_hasher(BLOCK)
     )
-    got, expected = (
-        [name.hex()[:6] for name in names] for names in (request.block_hashes, whole.block_hashes)
-    )
+    got, expected = shortened(request.block_hashes), shortened(whole.block_hashes)
     assert got == expected, lesson(
         "block_hashes holds one name for each full block, as if all tokens had been there from the "
         "beginning. The hasher returns only the names that block_hashes lacks.",
