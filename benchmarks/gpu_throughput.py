@@ -34,7 +34,7 @@ from learnvllm.architecture.config import (
 )
 from learnvllm.architecture.model_arch import ModelArchitecture
 from learnvllm.architecture.sampling_params import RequestOutputKind, SamplingParams
-from learnvllm.assembly import build_engine_core
+from learnvllm.engine_core.build import build_engine_core
 from learnvllm.engine_core.core_client import InprocClient
 from learnvllm.engine_core.llm_engine import LLMEngine
 

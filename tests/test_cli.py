@@ -323,6 +323,9 @@ def test_version_env_and_models(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert cli.main(["env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["facts"]["learnvllm"] == __version__
     assert "LEARNVLLM_LOG_LEVEL  (not set" in shown
+    monkeypatch.setenv("LEARNVLLM_MODEL_RUNNER", "fast")
+    assert cli.main(["env"]) == 0
+    assert "model runner: (LEARNVLLM_MODEL_RUNNER='fast'" in capsys.readouterr().out
     for command in (["models"], ["models", "list"]):
         assert cli.main(command) == 0
         assert "smollm2-135m-instruct" in capsys.readouterr().out

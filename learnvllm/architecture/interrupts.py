@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 
 @contextmanager
@@ -16,11 +15,11 @@ def interrupt_afterwards() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is ever interrupted
         return
-    held: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if held and callable(before):
-            before(*held[0])
+        if held:
+            signal.raise_signal(held[0])

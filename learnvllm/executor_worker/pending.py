@@ -27,9 +27,16 @@ class PendingOutput(Future[ModelRunnerOutput]):
         return super().done() or self._is_ready()
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        self._settle()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._settle()
+        return super().exception(timeout)
+
+    def _settle(self) -> None:
         if not super().done():
             try:
                 self.set_result(self._finish())
             except Exception as error:
                 self.set_exception(error)
-        return super().result(timeout)

@@ -60,8 +60,8 @@ class UniProcExecutor(Executor):
         try:
             return [future.result(timeout)]
         except FutureTimeoutError:
-            if future.done():  # it is the method's own
-                raise
+            if future.done():  # just now, or the error is the method's own
+                return [future.result()]
             raise EngineTimeoutError(f"The worker did not answer {method!r} within {timeout} s.") from None
 
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:

@@ -9,6 +9,7 @@ from importlib import metadata
 
 from learnvllm import __version__
 from learnvllm.architecture import envs
+from learnvllm.architecture.errors import ConfigError
 
 _PACKAGES = (
     "torch", "numpy", "numba", "msgspec", "pyzmq", "pydantic", "tokenizers", "safetensors", "gguf", "jinja2",
@@ -65,7 +66,10 @@ def _device() -> str:
     from learnvllm.architecture.platforms import current_platform
 
     platform = current_platform()
-    runner = envs.get("LEARNVLLM_MODEL_RUNNER") or platform.default_runner
+    try:
+        runner = envs.get("LEARNVLLM_MODEL_RUNNER") or platform.default_runner
+    except ConfigError as error:  # what is set wrong is to be shown here, of all places
+        runner = f"({error})"
     return f"{platform.device_type}, {platform.total_memory() / 2**30:.0f} GiB, model runner: {runner}"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learnvllm.study.bounded_text import cut
-from learnvllm.study.returned_none import complains_of_none, never_give_a_value, who_returned_none
+from learnvllm.study.returned_none import complains_of_none, never_give_a_value
 
 KEPT_MESSAGE = 4000
 NOT_WRITTEN = "TODO: "
@@ -76,12 +76,10 @@ def _told(error: BaseException, subject: Path) -> str:
     else:
         said = f"{name}: {text}" if text else name
         user = _user(error, subject)
-        if (function := who_returned_none(error, subject)) is not None:
-            said = f"{function} returned None, which cannot be used here ({said})"
-        elif user:
+        if user:
             said += "\n  raised by what uses your code, not in your file: what did your code give it?"
         said += user
-        if function is None and complains_of_none(error) and (silent := never_give_a_value(subject)):
+        if complains_of_none(error) and (silent := never_give_a_value(subject)):
             after = [f"  in your file nothing but None comes from {', '.join(silent)}"]
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("You can reproduce")]
     return "\n".join(

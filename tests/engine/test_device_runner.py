@@ -17,7 +17,7 @@ from torch import Tensor
 from learnvllm.architecture.config import MoEBackendName
 from learnvllm.architecture.platforms import CpuPlatform
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.assembly import build_engine_core
+from learnvllm.engine_core.build import build_engine_core
 from learnvllm.engine_core.core import EngineCore
 from learnvllm.executor_worker import worker as worker_module
 from learnvllm.executor_worker.device.cuda_graphs import GraphKey, GraphSupport

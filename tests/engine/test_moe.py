@@ -8,7 +8,7 @@ import torch
 from learnvllm.architecture.config import DeviceConfig, MoEBackendName
 from learnvllm.architecture.errors import ModelLoadError
 from learnvllm.architecture.sampling_params import SamplingParams
-from learnvllm.assembly import build_engine_core
+from learnvllm.engine_core.build import build_engine_core
 from tests.engine.engines import make_config, random_prompts, run_core
 
 NEW_TOKENS = 10

@@ -196,6 +196,18 @@ def test_ctrl_c_waits_until_the_screen_is_whole() -> None:
         pass
 
 
+def test_ctrl_c_that_ends_a_program_ends_it_after_the_block() -> None:
+    code = (
+        "import signal; from learnvllm.architecture.interrupts import interrupt_afterwards\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "with interrupt_afterwards():\n"
+        "    signal.raise_signal(signal.SIGINT); print('whole', flush=True)\n"
+        "print('never')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "whole\n")
+
+
 def test_a_block_that_is_interrupted_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
