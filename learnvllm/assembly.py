@@ -68,7 +68,8 @@ def create_engine_config(args: EngineArgs) -> EngineConfig:
     from learnvllm.model_layers.loading.resolve import resolve_model
 
     envs.warn_of_unknown_variables()
-    resolved = resolve_model(args.model)
+    _check_types(args)
+    resolved = resolve_model(None if args.model is None else str(args.model))
     arch = ModelArchitecture.from_directory(resolved.path)
     return EngineConfig(
         model_config=_part(ModelConfig, args, model=resolved.name, path=resolved.path, arch=arch),
@@ -78,6 +79,18 @@ def create_engine_config(args: EngineArgs) -> EngineConfig:
         device_config=_part(DeviceConfig, args),
         observability_config=ObservabilityConfig(not args.disable_log_stats, _trace_file(args)),
     )
+
+
+def _check_types(args: EngineArgs) -> None:
+    """Of those flags that are no field of the tree, which checks its own."""
+    for name, kinds, what in (
+        ("model", (str, Path, type(None)), "a name or a path"),
+        ("trace_file", (str, Path, type(None)), "a path"),
+        ("disable_log_stats", (bool,), "True or False"),
+    ):
+        value = getattr(args, name)
+        if not isinstance(value, kinds):
+            raise ConfigError(f"{name}={value!r}: must be {what}.", parameter=name, value=value)
 
 
 def _trace_file(args: EngineArgs) -> Path | None:

@@ -14,7 +14,7 @@ from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from learnvllm.architecture.errors import ConfigError
-from learnvllm.study.overlay_plan import Plan
+from learnvllm.study.overlay_plan import Plan, omitted_members
 
 MINE = "__learnvllm_mine__"
 """In the globals of a target module: the learner's functions by name."""
@@ -25,11 +25,12 @@ def apply_plan(reference: ModuleType, mine: ModuleType, plan: Plan) -> None:
 
     Afterwards both modules mean the same objects by the names of the targets.
     """
+    omitted = omitted_members(plan.exercise)
     for symbol in plan.exercise.symbols:
         members = plan.owns(symbol)
         theirs, own = vars(reference)[symbol], vars(mine).get(symbol)
-        if own is None and not members:
-            continue  # a helper that they do without
+        if symbol in omitted and not members:
+            continue  # a helper of the reference's: whatever they call so is for them alone
         if own is None or isinstance(own, type) is not isinstance(theirs, type):
             raise ConfigError(f"{plan.exercise.path} defines no {symbol} such as it has to be.")
         if isinstance(own, type) and None not in members:

@@ -57,13 +57,13 @@ def make_plan(exercise: Exercise) -> Plan:
     """
     mine, reference = _definitions(_parse(exercise)), _reference(exercise.module)
     parts: dict[Part, tuple[Definition, str]] = {}
-    omitted = _omitted(exercise)
+    omitted = omitted_members(exercise)
     for symbol in exercise.symbols:
         node, theirs = mine.get(symbol), reference.get(symbol)
         if theirs is None:
             raise StudyError(f"{exercise.id}: {exercise.module} defines no class or function {symbol}.")
-        if node is None and symbol in omitted:
-            continue  # a helper of the reference's: theirs may be called otherwise, or not be needed
+        if symbol in omitted and type(node) is not type(theirs):
+            continue  # a helper of the reference's: theirs may be called otherwise, or be something else
         if node is None:
             raise StudyError(
                 f"{exercise.path.name} of {exercise.id} does not define {symbol}: was it renamed or deleted? "
@@ -74,7 +74,7 @@ def make_plan(exercise: Exercise) -> Plan:
     return Plan(exercise, tuple(parts), todo, tuple(code for _, code in parts.values()))
 
 
-def _omitted(exercise: Exercise) -> set[str]:
+def omitted_members(exercise: Exercise) -> set[str]:
     """Symbols and `Class.method`s that the starter leaves out altogether."""
     return {blank.member for blank in exercise.blanks if blank.omit}
 
@@ -141,7 +141,7 @@ def _parts(
     names = [
         name for name in now if f"{symbol}.{name}" in asked or _code(now[name]) != _code(before.get(name))
     ]
-    omitted = _omitted(exercise)
+    omitted = omitted_members(exercise)
     gone = [name for name in before if name not in now and f"{symbol}.{name}" not in omitted]
     holders = {name: ast.ClassDef(name, [], [], list(now.get(name, ())), []) for name in [*names, *gone]}
     return {Part(symbol, name): (node, _code(now.get(name))) for name, node in holders.items()}

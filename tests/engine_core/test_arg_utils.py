@@ -24,6 +24,20 @@ def parse(*argv: str) -> EngineArgs:
     return EngineArgs.from_cli_args(parser.parse_args(argv))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model", 7), ("model", b"x"), ("trace_file", True), ("trace_file", 0), ("disable_log_stats", "no")],
+)
+def test_a_flag_of_another_type_is_refused_by_its_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.*must be"):
+        create_engine_config(EngineArgs(**{name: value}))
+
+
+def test_a_model_may_be_a_path(tiny_directory: Path) -> None:
+    config = create_engine_config(EngineArgs(model=tiny_directory))  # type: ignore[arg-type]
+    assert config.model_config.path == tiny_directory.resolve()
+
+
 def test_a_trace_file_may_begin_with_the_home_directory(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

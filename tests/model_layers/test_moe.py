@@ -29,7 +29,7 @@ from learnvllm.model_layers.fused_moe.prepare_finalize import BatchedPrepareFina
 from learnvllm.model_layers.fused_moe.routed_experts import RoutedExperts
 from learnvllm.model_layers.fused_moe.router import FusedTopKRouter, append_shared_experts
 from learnvllm.model_layers.fused_moe.runner import MoERunner, make_moe
-from learnvllm.model_layers.ops.cpu_moe import BLOCK, fused_mul_sum, sort_into_blocks
+from learnvllm.model_layers.ops.cpu_moe import BLOCK, GroupedPanels, fused_mul_sum, sort_into_blocks
 from learnvllm.model_layers.weights import Weights
 from tests.model_layers.test_loading import edit_tensors, engine_config, load, logits_of
 from tests.model_layers.tiny_models import make_tiny_model
@@ -240,6 +240,17 @@ def test_the_kernel_sorts_as_its_torch_twin_does(chosen: tuple[Tensor, int], rep
     counts = (slots.view(-1, BLOCK) < ids.numel()).sum(1)
     expected = torch.stack([experts, counts.cumsum(0) - counts, counts], dim=1)[counts > 0]
     assert torch.equal(blocks[blocks[:, 2] > 0], expected)
+
+
+@pytest.mark.parametrize("out_features", [1, 8, 31, 32, 33, 70])
+def test_experts_may_have_any_number_of_features(out_features: int) -> None:
+    generator = torch.Generator().manual_seed(out_features)
+    experts = torch.randn(2, out_features, 12, generator=generator)
+    x = torch.randn(5, 12, generator=generator)
+    packed = GroupedPanels(iter(experts), 2, torch.float32)
+    out = packed(x, torch.tensor([[0, 0, 2], [1, 2, 3]]))
+    expected = torch.cat([x[:2] @ experts[0].T, x[2:] @ experts[1].T])
+    torch.testing.assert_close(out, expected)
 
 
 def test_results_are_weighed_and_added_for_each_token() -> None:

@@ -114,7 +114,7 @@ class GroupedPanels:
 
     def _put(self, expert: int, matrix: Tensor) -> None:
         target, whole = self.panels[expert], self.out_features // PANEL
-        target[:whole] = matrix[: whole * PANEL].view(whole, PANEL, -1).transpose(1, 2)
+        target[:whole] = matrix[: whole * PANEL].view(whole, PANEL, self.in_features).transpose(1, 2)
         if whole < len(target):  # zeros stand in for features beyond the last
             target[whole].zero_()
             target[whole, :, : self.out_features - whole * PANEL] = matrix[whole * PANEL :].T

@@ -95,6 +95,15 @@ def test_a_helper_that_the_starter_leaves_out_may_have_another_name(learner: Lea
     plan = make_plan(learner.solve("output_collector", *renamed))
     assert "merge_outputs" in map(str, plan.parts)
     assert "_join" not in map(str, plan.parts)
+    check_that_outputs_are_merged(learner)
+    head = "def _join(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:"
+    by_their_own_rule = (head, "_join = lambda old, new, really: _glue(old, new)\n\n\ndef _glue(old, new):")
+    used = ("] = _join(before, completion)", "] = _join(before, completion, True)")
+    learner.solve("output_collector", by_their_own_rule, used)
+    check_that_outputs_are_merged(learner)
+
+
+def check_that_outputs_are_merged(learner: Learner) -> None:
     code = """
         from learnvllm.architecture.outputs import CompletionOutput, RequestOutput
         from learnvllm.engine_core.output_collector import merge_outputs
